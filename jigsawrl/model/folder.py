@@ -1,0 +1,231 @@
+"""Hugging Face folders in and out: safetensors only, no code and no pickle from a model folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from jigsawrl.errors import JigsawError
+from jigsawrl.model.lora import TARGETS, add_lora, linears, load_lora_state, lora_state, merged_weight
+from jigsawrl.model.spec import ModelSpec, read_spec
+from jigsawrl.model.transformer import Linear, Transformer, rope_tables
+
+SHARD_BYTES = 4 * 1024**3
+BESIDE_WEIGHTS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def load_model(folder: Path, dtype: torch.dtype, device: str | torch.device = "cpu") -> Transformer:
+    """The model in a Hugging Face folder. Every parameter must be there, with the right shape."""
+    spec = read_spec(folder)
+    with torch.device("meta"):
+        model = Transformer(spec)
+    model = model.to(dtype).to_empty(device=device)
+    fill_buffers(model)
+    load_weights(model, iterate_weights(folder), str(folder))
+    return model
+
+
+def fill_buffers(model: Transformer) -> None:
+    """Position tables, which no file holds."""
+    cos, sin = rope_tables(model.spec)
+    model.cos, model.sin = cos.to(model.device), sin.to(model.device)
+
+
+def iterate_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    files = sorted(folder.glob("*.safetensors"))
+    files = [f for f in files if not f.name.startswith("adapter_")]
+    if not files:
+        raise JigsawError(f"model.path: {folder} has no .safetensors file (pickled weights are not loaded)")
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - a safetensors handle is no dict
+                    yield name, file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise JigsawError(f"model.path: {path} cannot be read ({error})") from None
+
+
+def places(model: Transformer) -> dict[str, Tensor]:
+    """Hugging Face's name of every weight -> the view of ours that holds it."""
+    found: dict[str, Tensor] = {"model.embed_tokens.weight": model.embed_tokens.data}
+    if model.lm_head is not None:
+        found["lm_head.weight"] = model.lm_head.data
+    found["model.norm.weight"] = model.norm.weight.data
+    for i, layer in enumerate(model.blocks()):
+        prefix = f"model.layers.{i}"
+        found[f"{prefix}.input_layernorm.weight"] = layer.input_layernorm.weight.data
+        found[f"{prefix}.post_attention_layernorm.weight"] = layer.post_attention_layernorm.weight.data
+        if layer.q_norm is not None and layer.k_norm is not None:
+            found[f"{prefix}.self_attn.q_norm.weight"] = layer.q_norm.weight.data
+            found[f"{prefix}.self_attn.k_norm.weight"] = layer.k_norm.weight.data
+        for block, linear in (("self_attn", layer.qkv), ("self_attn", layer.o)):
+            found.update(_parts(f"{prefix}.{block}", linear, linear.weight.data))
+        for linear in (layer.gate_up, layer.down):
+            found.update(_parts(f"{prefix}.mlp", linear, linear.weight.data))
+    return found
+
+
+def _parts(prefix: str, linear: Linear, weight: Tensor) -> dict[str, Tensor]:
+    rows = list(linear.parts.values())
+    found = {f"{prefix}.{p}.weight": w for p, w in zip(linear.parts, weight.split(rows), strict=True)}
+    if linear.bias is not None:
+        biases = linear.bias.data.split(rows)
+        found.update({f"{prefix}.{p}.bias": b for p, b in zip(linear.parts, biases, strict=True)})
+    return found
+
+
+@torch.no_grad()
+def load_weights(model: Transformer, weights: Iterable[tuple[str, Tensor]], source: str) -> None:
+    targets = places(model)
+    missing = set(targets)
+    for name, tensor in weights:
+        target = targets.get(name)
+        if target is None:
+            if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
+                continue  # a tied head is stored twice by some tools
+            raise JigsawError(f"model.path: {source} holds {name!r}, which this kind of model does not have")
+        if target.shape != tensor.shape:
+            raise JigsawError(
+                f"model.path: {name!r} in {source} is {list(tensor.shape)}, "
+                f"config.json says {list(target.shape)}"
+            )
+        target.copy_(tensor)
+        missing.discard(name)
+    if missing:
+        raise JigsawError(f"model.path: {source} lacks {len(missing)} weights, such as {min(missing)!r}")
+
+
+def export_model(model: Transformer, source: Path, out: Path) -> None:
+    """Writes a Hugging Face folder, adapters merged in; `source` gives the tokenizer. All or nothing."""
+    aside = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    _copy_companions(source, aside)
+    config = dict(model.spec.raw, torch_dtype=str(model.dtype).removeprefix("torch."))
+    (aside / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    weights = {name: view.contiguous().cpu() for name, view in places(model).items()}
+    for prefix, linear in _adapted(model):
+        weights.update(
+            {n: w.contiguous().cpu() for n, w in _parts(prefix, linear, merged_weight(linear)).items()}
+        )
+    _save_sharded(weights, aside)
+    _replace(aside, out)
+
+
+def export_adapter(model: Transformer, base: Path, rank: int, alpha: float, out: Path) -> None:
+    """Writes the adapters in PEFT's format."""
+    aside = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    _copy_companions(base, aside)
+    parts = {part for _, linear in _adapted(model) for part in (linear.lora.a if linear.lora else ())}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base),
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": sorted(parts),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    (aside / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    state = {name: tensor.contiguous().cpu() for name, tensor in lora_state(model).items()}
+    save_file(state, aside / "adapter_model.safetensors", metadata={"format": "pt"})
+    _replace(aside, out)
+
+
+def load_adapter(model: Transformer, folder: Path) -> tuple[int, float]:
+    """Adds the adapter of a PEFT folder to the model; returns its rank and alpha."""
+    path = folder / "adapter_config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        state = load_file(folder / "adapter_model.safetensors")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise JigsawError(f"model.lora.path: {folder} is not a PEFT adapter folder ({error})") from None
+    plain = config.get("peft_type") == "LORA" and config.get("bias", "none") == "none"
+    odd = [key for key in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern") if config.get(key)]
+    targets = config.get("target_modules")
+    if not plain or odd or not isinstance(targets, list) or not set(targets) <= set(TARGETS):
+        raise JigsawError(
+            f"model.lora.path: {path} is not a plain LoRA adapter on {', '.join(TARGETS)}"
+            + (f" (it sets {', '.join(odd)})" if odd else "")
+        )
+    rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    add_lora(model, rank, alpha, set(targets), seed=0)
+    try:
+        load_lora_state(model, state)
+    except (ValueError, RuntimeError) as error:
+        raise JigsawError(f"model.lora.path: {folder}: {error}") from None
+    return rank, alpha
+
+
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Bytes of the model's weights."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in Transformer(spec).parameters()) * dtype.itemsize
+
+
+def _adapted(model: Transformer) -> list[tuple[str, Linear]]:
+    return [(prefix, linear) for prefix, linear in linears(model) if linear.lora is not None]
+
+
+def _copy_companions(source: Path, out: Path) -> None:
+    for name in BESIDE_WEIGHTS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, out / name)
+
+
+def _save_sharded(weights: dict[str, Tensor], out: Path) -> None:
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in weights.items():
+        if shards[-1] and size + tensor.nbytes > SHARD_BYTES:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        save_file(shards[0], out / "model.safetensors", metadata={"format": "pt"})
+        return
+    index: dict[str, str] = {}
+    for i, shard in enumerate(shards, 1):
+        file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, out / file, metadata={"format": "pt"})
+        index.update(dict.fromkeys(shard, file))
+    total = sum(t.nbytes for t in weights.values())
+    text = json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2)
+    (out / "model.safetensors.index.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _replace(aside: Path, out: Path) -> None:
+    """Puts a finished folder in its place; what stood there before goes only then."""
+    for path in [*aside.iterdir(), aside]:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+    old = out.with_name(f".{out.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if out.exists():
+        out.rename(old)
+    aside.rename(out)
+    shutil.rmtree(old, ignore_errors=True)

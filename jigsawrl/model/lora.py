@@ -1,0 +1,115 @@
+"""Low-rank adapters on the transformer's matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from jigsawrl.model.transformer import Linear, Transformer
+
+LinearOp = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class Lora(nn.Module):
+    """Adapters for some parts of one stacked matrix: part p of the output gains scale * B_p A_p x."""
+
+    def __init__(
+        self, inputs: int, parts: dict[str, int], targets: set[str], rank: int, scale: float
+    ) -> None:
+        super().__init__()
+        self.parts = parts
+        self.scale = scale
+        self.a = nn.ParameterDict({p: torch.zeros(rank, inputs) for p in parts if p in targets})
+        self.b = nn.ParameterDict({p: torch.zeros(rows, rank) for p, rows in parts.items() if p in targets})
+
+    def forward(self, x: Tensor, y: Tensor, linear: LinearOp) -> Tensor:
+        pieces = list(y.split(list(self.parts.values()), dim=-1))
+        for i, part in enumerate(self.parts):
+            if part in self.a:
+                delta = linear(linear(x, self.a[part], None), self.b[part], None)
+                pieces[i] = pieces[i] + delta * self.scale
+        return torch.cat(pieces, dim=-1) if len(pieces) > 1 else pieces[0]
+
+
+def linears(model: Transformer) -> list[tuple[str, Linear]]:
+    """Every adaptable matrix with the Hugging Face prefix of the module it belongs to."""
+    found: list[tuple[str, Linear]] = []
+    for i, layer in enumerate(model.blocks()):
+        prefix = f"model.layers.{i}"
+        found += [
+            (f"{prefix}.self_attn", layer.qkv),
+            (f"{prefix}.self_attn", layer.o),
+            (f"{prefix}.mlp", layer.gate_up),
+            (f"{prefix}.mlp", layer.down),
+        ]
+    return found
+
+
+def add_lora(model: Transformer, rank: int, alpha: float, targets: set[str], seed: int) -> None:
+    """Freezes the model and puts fresh adapters beside it; B is zero, so the output does not change."""
+    model.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for _, linear in linears(model):
+        if targets.isdisjoint(linear.parts):
+            continue
+        inputs = linear.weight.shape[1]
+        lora = Lora(inputs, linear.parts, targets, rank, alpha / rank)
+        for a in lora.a.values():
+            bound = inputs**-0.5
+            a.data.copy_((torch.rand(a.shape, generator=generator) * 2 - 1) * bound)
+        linear.lora = lora.to(device=model.device, dtype=model.dtype)
+
+
+@contextmanager
+def without_lora(model: Transformer) -> Iterator[None]:
+    """The base model as it was before the adapters."""
+    adapted = [(linear, linear.lora) for _, linear in linears(model)]
+    for linear, _ in adapted:
+        linear.lora = None
+    try:
+        yield
+    finally:
+        for linear, lora in adapted:
+            linear.lora = lora
+
+
+def lora_state(model: Transformer) -> dict[str, Tensor]:
+    """Adapter weights under PEFT's names."""
+    state: dict[str, Tensor] = {}
+    for prefix, linear in linears(model):
+        if linear.lora is not None:
+            for part in linear.lora.a:
+                name = f"base_model.model.{prefix}.{part}"
+                state[f"{name}.lora_A.weight"] = linear.lora.a[part].detach()
+                state[f"{name}.lora_B.weight"] = linear.lora.b[part].detach()
+    return state
+
+
+@torch.no_grad()
+def load_lora_state(model: Transformer, state: dict[str, Tensor]) -> None:
+    """The inverse of `lora_state`; names must match exactly."""
+    mine = lora_state(model)
+    if mine.keys() != state.keys():
+        odd = sorted(mine.keys() ^ state.keys())
+        raise ValueError(f"the adapter does not fit this model: {len(odd)} names differ, such as {odd[0]}")
+    for name, tensor in mine.items():
+        tensor.copy_(state[name])
+
+
+@torch.no_grad()
+def merged_weight(linear: Linear) -> Tensor:
+    """The matrix with its adapters folded in."""
+    if linear.lora is None:
+        return linear.weight
+    lora, out = linear.lora, linear.weight.clone()
+    for part, rows in zip(lora.parts, out.split(list(lora.parts.values())), strict=True):
+        if part in lora.a:
+            rows += F.linear(lora.b[part], lora.a[part].T) * lora.scale
+    return out
