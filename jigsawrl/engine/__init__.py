@@ -1,0 +1,1 @@
+"""Rollouts: a paged KV cache, continuous batching, keyed sampling, partial results."""

@@ -1,0 +1,230 @@
+"""The engine: requests in, samples out; its verbs are vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+
+from jigsawrl.engine.block_manager import BlockManager
+from jigsawrl.engine.runner import Runner
+from jigsawrl.engine.sampler import keyed_uniforms, sample
+from jigsawrl.engine.scheduler import Scheduled, Scheduler
+from jigsawrl.engine.sequence import Sequence
+from jigsawrl.engine.types import Generated, Pass, Request, SampleKey, SampleOutput, Tokenizer
+from jigsawrl.model.folder import fill_buffers, load_weights
+from jigsawrl.model.transformer import Transformer
+from jigsawrl.telemetry.events import now
+
+
+class Engine:
+    """Continuous batching over a paged cache, on the model object that it is given.
+
+    The model may be the trainer's own: then new weights are simply there, and `update_weights` only drops what was
+    computed with the old ones and records the new version.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        deterministic: bool = False,
+        on_pass: Callable[[Pass], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.version = 0
+        self.blocks = BlockManager(num_blocks, block_size)
+        self.scheduler = Scheduler(self.blocks, max_num_seqs, max_num_batched_tokens)
+        self.runner = Runner(model, num_blocks, block_size, max_num_seqs, deterministic)
+        self.on_pass = on_pass
+        self.arrivals = 0
+        self.home = model.device
+
+    def add_request(self, request: Request) -> None:
+        prompt, params = request.prompt_token_ids, request.params
+        longest = len(prompt) + params.max_tokens
+        room = min(self.blocks.num_blocks * self.blocks.block_size, self.model.spec.max_positions)
+        if not prompt or longest > room:
+            raise ValueError(
+                f"request {request.request_id}: {len(prompt)} prompt tokens and up to {params.max_tokens} new "
+                f"ones do not fit into {room} positions"
+            )
+        partial = request.partial or Generated()
+        if request.partial is not None and len(request.keys) != 1:
+            raise ValueError(f"request {request.request_id}: a partial goes on as one sample")
+        if len(partial.token_ids) >= params.max_tokens:
+            raise ValueError(
+                f"request {request.request_id}: the partial has used its {params.max_tokens} tokens"
+            )
+        first, *others = (self._sequence(request, key, partial) for key in request.keys)
+        first.forks = others
+        self.scheduler.add(first)
+
+    def _sequence(self, request: Request, key: SampleKey, partial: Generated) -> Sequence:
+        sequence = Sequence(
+            request_id=request.request_id,
+            key=key,
+            params=request.params,
+            tokens=[*request.prompt_token_ids, *partial.token_ids],
+            prompt_length=len(request.prompt_token_ids),
+            generated=Generated(list(partial.token_ids), list(partial.logprobs), list(partial.versions)),
+            random_key=key.hashed(),
+            arrival=self.arrivals,
+        )
+        self.arrivals += 1
+        if request.params.stop:
+            sequence.decode = self.tokenizer.stream()
+            for token in partial.token_ids:
+                sequence.tail += sequence.decode(token)
+        return sequence
+
+    def has_unfinished(self) -> bool:
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def step(self) -> list[SampleOutput]:
+        """One pass: every running sequence gets a token, or a piece of its prompt is run."""
+        if self.runner.cache is None:
+            raise RuntimeError("the engine sleeps: wake_up first")
+        started = now()
+        batch = self.scheduler.schedule()
+        if not batch:
+            return []
+        due = [item.sequence for item in batch if item.tokens == item.sequence.pending]
+        decoding = sum(item.tokens == 1 and item.sequence.computed > 0 for item in batch)
+        logits = self.runner.run(batch)
+        self._advance(batch)
+        finished = self._sample(due, logits)
+        if self.on_pass is not None:
+            tokens = sum(item.tokens for item in batch)
+            self.on_pass(Pass(started, now(), tokens - decoding, decoding))
+        return [sequence.output() for sequence in finished]
+
+    def _advance(self, batch: list[Scheduled]) -> None:
+        for item in batch:
+            sequence, before = item.sequence, item.sequence.computed
+            sequence.computed += item.tokens
+            if sequence.computed // self.blocks.block_size > before // self.blocks.block_size:
+                self.blocks.remember(sequence, before)
+
+    def _sample(self, due: list[Sequence], logits: torch.Tensor) -> list[Sequence]:
+        """Draws the next token of every due sequence and of the forks that waited for its prompt."""
+        sequences = list(due)
+        rows = list(range(len(due)))
+        copies: list[tuple[int, int]] = []
+        for row, parent in enumerate(due):
+            for child in parent.forks:
+                sequences.append(child)
+                rows.append(row)
+                if self.scheduler.can_fork(parent):
+                    copy = self.blocks.fork(parent, child)
+                    if copy is not None:
+                        copies.append(copy)
+                    self.scheduler.start(child)
+                else:
+                    self.scheduler.requeue(child)
+            parent.forks = []
+        if not sequences:
+            return []
+        if copies:
+            assert self.runner.cache is not None
+            self.runner.cache.copy_blocks(copies)
+        if len(rows) > len(due):
+            logits = logits.index_select(0, torch.tensor(rows, device=logits.device))
+        self._draw(sequences, logits)
+        finished = [sequence for sequence in sequences if sequence.finish_reason is not None]
+        for sequence in finished:
+            if sequence.row >= 0:
+                self.scheduler.stop(sequence)
+            else:
+                self.scheduler.waiting.remove(sequence)
+        return finished
+
+    @torch.inference_mode()
+    def _draw(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
+        keys = np.array([s.random_key for s in sequences], dtype=np.uint64)
+        positions = np.array([len(s.tokens) for s in sequences], dtype=np.int64)
+        uniforms = torch.from_numpy(keyed_uniforms(keys, positions))
+        tokens, logprobs = sample(logits, [s.params for s in sequences], uniforms)
+        for sequence, token, logprob in zip(sequences, tokens.tolist(), logprobs.tolist(), strict=True):
+            sequence.append(token, logprob, self.version)
+            sequence.check_finished(self.tokenizer.eos_token_ids)
+
+    def generate(self, requests: Iterable[Request]) -> list[SampleOutput]:
+        """Runs requests to their end; outputs in the order of the requests and their keys."""
+        order: dict[tuple[str, SampleKey], int] = {}
+        for request in requests:
+            self.add_request(request)
+            for key in request.keys:
+                order[request.request_id, key] = len(order)
+        outputs: list[SampleOutput] = []
+        while self.has_unfinished():
+            outputs += self.step()
+        return sorted(outputs, key=lambda output: order[output.request_id, output.key])
+
+    def abort(self, request_ids: Seq[str] | None = None) -> list[SampleOutput]:
+        """Ends requests (None: all) and returns their partial tokens and log-probs."""
+        wanted = None if request_ids is None else set(request_ids)
+        outputs: list[SampleOutput] = []
+        for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
+            if wanted is not None and sequence.request_id not in wanted:
+                continue
+            if sequence.row >= 0:
+                self.scheduler.stop(sequence)
+            else:
+                self.scheduler.waiting.remove(sequence)
+            for ended in (sequence, *sequence.forks):
+                ended.finish_reason = "abort"
+                outputs.append(ended.output())
+        return outputs
+
+    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]] | None, weight_version: int) -> None:
+        """New weights under Hugging Face's names, or None where the model object has them already.
+
+        Nothing computed with the old ones is used again: running samples go on, their prefix is run anew.
+        """
+        self._preempt_all()
+        self.blocks.forget_all()
+        if weights is not None:
+            load_weights(self.model, weights, f"weight version {weight_version}")
+        self.version = weight_version
+
+    def sleep(self, level: int = 1) -> None:
+        """Gives the cache back; level 1 keeps the weights in host memory, level 2 drops them for new ones to come."""
+        self._preempt_all()
+        self.blocks.forget_all()
+        self.runner.cache = None
+        if level == 1:
+            self.model.to("cpu")
+        elif level == 2:
+            self.model.to("meta")
+        else:
+            raise ValueError(f"sleep level {level}: 1 or 2")
+
+    def wake_up(self, tags: Seq[str] | None = None) -> None:
+        """Undoes `sleep` for "weights", "kv_cache" or, by default, both."""
+        tags = ("weights", "kv_cache") if tags is None else tags
+        if "weights" in tags:
+            if self.model.device.type == "meta":
+                self.model.to_empty(device=self.home)
+                fill_buffers(self.model)
+            else:
+                self.model.to(self.home)
+        if "kv_cache" in tags and self.runner.cache is None:
+            self.runner.allocate()
+
+    def _preempt_all(self) -> None:
+        for sequence in list(self.scheduler.running):
+            self.scheduler.preempt(sequence)
+
+    def close(self) -> None:
+        """Drops every sequence and the cache."""
+        self.abort()
+        self.runner.cache = None

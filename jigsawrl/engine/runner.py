@@ -1,0 +1,170 @@
+"""Runs one scheduled pass through the model: flat inputs in, logits of the sequences that are due a token out."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from jigsawrl.engine.attention import (
+    Chunk,
+    KVCache,
+    PagedAttention,
+    Rows,
+    length_mask,
+    padded_length,
+    row_groups,
+)
+from jigsawrl.engine.scheduler import Scheduled
+from jigsawrl.model.transformer import Transformer
+
+TILE = 32
+"""Rows of every matrix product in deterministic mode: one shape, so one order of summation."""
+
+
+class Runner:
+    """Owns the cache and a table of block ids with one line for each running sequence."""
+
+    def __init__(
+        self, model: Transformer, num_blocks: int, block_size: int, max_num_seqs: int, deterministic: bool
+    ) -> None:
+        self.model = model
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.deterministic = deterministic
+        self.linear = tiled_linear if deterministic else F.linear
+        width = padded_length(model.spec.max_positions, block_size) // block_size
+        self.tables = np.zeros((max_num_seqs, width), dtype=np.int64)
+        self.table_lengths = [0] * max_num_seqs
+        self.table_sources: list[list[int] | None] = [None] * max_num_seqs
+        self.cache: KVCache | None = None
+        self.allocate()
+
+    def allocate(self) -> None:
+        # One block more than the manager knows: padding rows write there.
+        self.cache = KVCache(
+            self.model.spec, self.num_blocks + 1, self.block_size, self.model.dtype, self.model.device
+        )
+
+    @torch.inference_mode()
+    def run(self, batch: list[Scheduled]) -> Tensor:
+        """Logits [n, vocabulary] of the n sequences that this pass completes, in batch order."""
+        tokens, positions, slots, last = self._flatten(batch)
+        groups, chunks = self._attention_plan(batch)
+        device = self.model.device
+        assert self.cache is not None, "the engine sleeps"
+        attend = PagedAttention(
+            self.model.spec, self.cache, torch.from_numpy(slots).to(device), groups, chunks
+        )
+        hidden = self.model(
+            torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device), attend, self.linear
+        )
+        rows = hidden.index_select(0, torch.tensor(last, dtype=torch.int64, device=device))
+        if self.deterministic and len(last) % TILE:
+            return self.linear(F.pad(rows, (0, 0, 0, -len(last) % TILE)), self.model.head, None)[: len(last)]
+        return self.linear(rows, self.model.head, None)
+
+    def _flatten(self, batch: list[Scheduled]) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
+        """Tokens, positions and cache slots of the pass, and the rows whose logits are wanted."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        last: list[int] = []
+        for item in batch:
+            sequence, start = item.sequence, item.sequence.computed
+            self._update_table(sequence.row, sequence.blocks)
+            if item.tokens == 1:
+                tokens.append(sequence.tokens[start])
+                positions.append(start)
+                rows.append(sequence.row)
+            else:
+                tokens += sequence.tokens[start : start + item.tokens]
+                positions += range(start, start + item.tokens)
+                rows += [sequence.row] * item.tokens
+            if item.tokens == sequence.pending:
+                last.append(len(tokens) - 1)
+        where = np.array(positions, dtype=np.int64)
+        slots = (
+            self.tables[np.array(rows), where // self.block_size] * self.block_size + where % self.block_size
+        )
+        flat = np.array(tokens, dtype=np.int64)
+        if self.deterministic:
+            padding = -len(tokens) % TILE
+            scratch = self.num_blocks * self.block_size + np.arange(padding) % self.block_size
+            flat, where = np.pad(flat, (0, padding)), np.pad(where, (0, padding))
+            slots = np.concatenate((slots, scratch))
+        return flat, where, slots, last
+
+    def _update_table(self, row: int, blocks: list[int]) -> None:
+        """Brings a table line up to date; a sequence's list of blocks only grows until it is replaced."""
+        known = self.table_lengths[row] if self.table_sources[row] is blocks else 0
+        if known < len(blocks):
+            self.tables[row, known : len(blocks)] = blocks[known:]
+            self.table_lengths[row] = len(blocks)
+            self.table_sources[row] = blocks
+
+    def _attention_plan(self, batch: list[Scheduled]) -> tuple[list[Rows], list[Chunk]]:
+        single: list[int] = []
+        lengths: list[int] = []
+        lines: list[int] = []
+        groups: list[Rows] = []
+        chunks: list[Chunk] = []
+        start = 0
+        for item in batch:
+            sequence, end = item.sequence, start + item.tokens
+            if item.tokens == 1:
+                single.append(start)
+                lengths.append(sequence.computed + 1)
+                lines.append(sequence.row)
+            elif self.deterministic:
+                groups += self._prefill_rows(item, start)
+            else:
+                chunks.append(self._chunk(item, start, end))
+            start = end
+        if single:
+            groups += row_groups(
+                np.array(single),
+                np.array(lengths),
+                np.array(lines),
+                self.tables,
+                self.block_size,
+                self.model.dtype,
+                self.model.device,
+            )
+        return groups, chunks
+
+    def _prefill_rows(self, item: Scheduled, start: int) -> list[Rows]:
+        """A prefill as single rows over one sequence's blocks, cut where the padded context length changes."""
+        context = item.sequence.computed
+        lengths = np.arange(context + 1, context + item.tokens + 1)
+        padded = np.array([padded_length(int(n), self.block_size) for n in lengths])
+        groups: list[Rows] = []
+        for width in np.unique(padded):
+            members = np.nonzero(padded == width)[0]
+            blocks = self.tables[item.sequence.row, : width // self.block_size]
+            groups.append(
+                Rows(
+                    rows=torch.from_numpy(members + start).to(self.model.device),
+                    blocks=torch.from_numpy(blocks.copy()).to(self.model.device),
+                    sequences=1,
+                    mask=length_mask(lengths[members], int(width), self.model.dtype, self.model.device),
+                )
+            )
+        return groups
+
+    def _chunk(self, item: Scheduled, start: int, end: int) -> Chunk:
+        sequence, device = item.sequence, self.model.device
+        context = sequence.computed
+        mask = None
+        if context:
+            queries = torch.arange(context, context + item.tokens, device=device).unsqueeze(1)
+            mask = torch.arange(context + item.tokens, device=device).unsqueeze(0) <= queries
+        return Chunk(start, end, context, torch.tensor(sequence.blocks, device=device), mask)
+
+
+def tiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear in tiles of exactly TILE rows, so that a row's result does not depend on how many there are."""
+    if len(x) == TILE:
+        return F.linear(x, weight, bias)
+    return torch.cat([F.linear(tile, weight, bias) for tile in x.split(TILE)])

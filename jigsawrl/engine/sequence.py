@@ -1,0 +1,66 @@
+"""One sample on its way through the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from jigsawrl.engine.types import FinishReason, Generated, SampleKey, SampleOutput, SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens of one sample and how many of them the cache holds.
+
+    Always: computed <= len(tokens); blocks hold at least `computed` tokens and waste less than one block.
+    A sequence that lost its blocks (preempted) has computed = 0 and simply runs its tokens again.
+    """
+
+    request_id: str
+    key: SampleKey
+    params: SamplingParams
+    tokens: list[int]
+    prompt_length: int
+    generated: Generated
+    random_key: int
+    arrival: int
+    forks: list[Sequence] = field(default_factory=list)
+    """Samples of the same prompt that wait for this one's prefill to share it."""
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    row: int = -1
+    """Its row in the runner's block table while it runs."""
+    decode: Callable[[int], str] | None = None
+    """Only where stop strings are watched for."""
+    tail: str = ""
+    finish_reason: FinishReason | None = None
+
+    @property
+    def pending(self) -> int:
+        """Tokens not yet in the cache; 1 while decoding."""
+        return len(self.tokens) - self.computed
+
+    def append(self, token: int, logprob: float, version: int) -> None:
+        self.tokens.append(token)
+        self.generated.token_ids.append(token)
+        self.generated.logprobs.append(logprob)
+        self.generated.versions.append(version)
+
+    def check_finished(self, eos: Collection[int]) -> None:
+        """Sets the finish reason if the last token ended this sample."""
+        token, params = self.tokens[-1], self.params
+        if (token in eos and not params.ignore_eos) or token in params.stop_token_ids or self._stopped(token):
+            self.finish_reason = "stop"
+        elif len(self.generated.token_ids) >= params.max_tokens:
+            self.finish_reason = "length"
+
+    def _stopped(self, token: int) -> bool:
+        if self.decode is None:
+            return False
+        longest = max(map(len, self.params.stop))
+        text = self.tail + self.decode(token)
+        self.tail = text[-longest:]
+        return any(stop in text for stop in self.params.stop)
+
+    def output(self) -> SampleOutput:
+        return SampleOutput(self.request_id, self.key, self.generated, self.finish_reason or "abort")
