@@ -1,0 +1,1 @@
+"""Training: log-probs, gradients, optimizer, data-parallel workers, checkpoints."""

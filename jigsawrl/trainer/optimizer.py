@@ -1,0 +1,153 @@
+"""AdamW on float32 masters, gradient clipping, learning-rate schedules, and the sum of gradients over workers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+BUCKET_BYTES = 64 * 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    """Of matrices only; norms and biases are left alone."""
+    max_grad_norm: float | None = 1.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0
+    total_steps: int = 1
+
+
+def learning_rate(settings: OptimizerSettings, step: int) -> float:
+    """The rate of update `step` (from 0): linear warm-up, then constant, linear or cosine to zero."""
+    if step < settings.warmup_steps:
+        return settings.lr * (step + 1) / settings.warmup_steps
+    left = max(1, settings.total_steps - settings.warmup_steps)
+    done = min(1.0, (step - settings.warmup_steps) / left)
+    match settings.schedule:
+        case "constant":
+            return settings.lr
+        case "linear":
+            return settings.lr * (1 - done)
+        case "cosine":
+            return settings.lr * 0.5 * (1 + math.cos(math.pi * done))
+
+
+class Optimizer:
+    """Holds what an update needs beside the model: masters (where weights are bf16), moments, the update count.
+
+    Gradients of all micro-batches of all workers are summed, in float32, before anything is done with them.
+    """
+
+    def __init__(self, module: nn.Module, settings: OptimizerSettings) -> None:
+        self.settings = settings
+        self.steps = 0
+        self.skipped = 0
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.parameters = named
+        self.masters: dict[str, Tensor] = {}
+        for name, parameter in named.items():
+            if parameter.dtype in (torch.bfloat16, torch.float16):
+                master = nn.Parameter(parameter.detach().float())
+                parameter.register_post_accumulate_grad_hook(_into_master(master))
+                self.masters[name] = master
+            else:
+                self.masters[name] = parameter
+        matrices = [p for p in self.masters.values() if p.dim() >= 2]
+        others = [p for p in self.masters.values() if p.dim() < 2]
+        groups = [
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        self.adam = torch.optim.AdamW(
+            [g for g in groups if g["params"]],
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            fused=True,
+        )
+
+    @torch.no_grad()
+    def step(self) -> dict[str, float]:
+        """One update from the gradients there are; one with a NaN or an infinity is left out and counted."""
+        masters = list(self.masters.values())
+        for master in masters:
+            if master.grad is None:  # a worker without sequences takes part all the same
+                master.grad = torch.zeros_like(master)
+        if dist.is_initialized():
+            _sum_over_workers([master.grad for master in masters if master.grad is not None])
+        norm = float(torch.nn.utils.clip_grad_norm_(masters, self.settings.max_grad_norm or math.inf))
+        rate = learning_rate(self.settings, self.steps)
+        if math.isfinite(norm):
+            for group in self.adam.param_groups:
+                group["lr"] = rate
+            self.adam.step()
+            for name, parameter in self.parameters.items():
+                if self.masters[name] is not parameter:
+                    parameter.copy_(self.masters[name])
+        else:
+            self.skipped += 1
+        self.adam.zero_grad(set_to_none=True)
+        self.steps += 1
+        return {"grad_norm": norm, "lr": rate, "skipped_updates": float(self.skipped)}
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to go on: masters and moments by parameter name."""
+        tensors: dict[str, Tensor] = {}
+        for name, master in self.masters.items():
+            tensors[f"weight.{name}"] = master.detach()
+            for key, value in self.adam.state.get(master, {}).items():
+                tensors[f"{key}.{name}"] = value
+        tensors["counts"] = torch.tensor([self.steps, self.skipped])
+        return tensors
+
+    @torch.no_grad()
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        for name, master in self.masters.items():
+            master.copy_(tensors[f"weight.{name}"])
+            if self.masters[name] is not self.parameters[name]:
+                self.parameters[name].copy_(master)
+            moments = {
+                key: tensors[f"{key}.{name}"]
+                for key in ("step", "exp_avg", "exp_avg_sq")
+                if f"{key}.{name}" in tensors
+            }
+            if moments:
+                self.adam.state[master] = {
+                    key: value.clone().to(master.device if key != "step" or master.is_cuda else "cpu")
+                    for key, value in moments.items()
+                }
+        self.steps, self.skipped = (int(n) for n in tensors["counts"])
+
+
+def _into_master(master: nn.Parameter):  # type: ignore[no-untyped-def]
+    def move(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        if master.grad is None:
+            master.grad = parameter.grad.float()
+        else:
+            master.grad += parameter.grad
+        parameter.grad = None
+
+    return move
+
+
+def _sum_over_workers(gradients: list[Tensor]) -> None:
+    """All-reduce in buckets, so that few large messages are sent."""
+    bucket: list[Tensor] = []
+    for i, gradient in enumerate(gradients):
+        bucket.append(gradient)
+        if sum(g.nbytes for g in bucket) >= BUCKET_BYTES or i == len(gradients) - 1:
+            flat = torch.cat([g.flatten() for g in bucket])
+            dist.all_reduce(flat)
+            for g, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+                g.copy_(part.view_as(g))
+            bucket = []

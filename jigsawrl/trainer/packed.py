@@ -1,0 +1,111 @@
+"""Causal attention inside packed sequences.
+
+The model sees one flat row of tokens without padding. Only for attention are sequences of about equal length laid
+side by side, padded to the longest of their group: with a causal mask the padding, which stands at the end, is
+never looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SPREAD = 1.3
+"""Within a group the longest sequence is at most this many times the shortest (or SHORT tokens)."""
+SHORT = 32
+
+
+@dataclass(slots=True)
+class Group:
+    """Sequences laid side by side: `pad` takes flat rows to [count * width], `unpad` brings the real ones back."""
+
+    pad: Tensor
+    unpad: Tensor
+    count: int
+    width: int
+
+
+class PackedAttention:
+    """Attention over flat sequences of these lengths, in this order."""
+
+    def __init__(self, lengths: list[int], device: torch.device) -> None:
+        starts = [0]
+        for length in lengths:
+            starts.append(starts[-1] + length)
+        self.groups = [_group(members, starts, lengths, device) for members in group_lengths(lengths)]
+        self.rows = [
+            torch.cat([torch.arange(starts[i], starts[i + 1]) for i in members]).to(device)
+            for members in group_lengths(lengths)
+        ]
+        self.order = torch.argsort(torch.cat(self.rows))
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        outputs = [_Unpad.apply(self._attend(group, q, k, v), group) for group in self.groups]
+        if len(outputs) == 1:
+            return outputs[0]
+        return torch.cat(outputs).index_select(0, self.order)
+
+    def _attend(self, group: Group, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        shape = (group.count, group.width, -1, q.shape[-1])
+        laid = [_Pad.apply(x, group).view(shape).transpose(1, 2) for x in (q, k, v)]
+        gqa = q.shape[1] != k.shape[1]
+        out = F.scaled_dot_product_attention(laid[0], laid[1], laid[2], is_causal=True, enable_gqa=gqa)
+        return out.transpose(1, 2).reshape(-1, *q.shape[1:])
+
+
+def group_lengths(lengths: list[int]) -> list[list[int]]:
+    """Indices of sequences grouped by similar length, longest group first."""
+    groups: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if groups and lengths[groups[-1][0]] <= max(SPREAD * lengths[i], SHORT):
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+def _group(members: list[int], starts: list[int], lengths: list[int], device: torch.device) -> Group:
+    width = lengths[members[0]]
+    begin = torch.tensor([starts[i] for i in members]).unsqueeze(1)
+    length = torch.tensor([lengths[i] for i in members]).unsqueeze(1)
+    column = torch.arange(width).unsqueeze(0)
+    real = column < length
+    pad = torch.where(real, begin + column, begin)
+    return Group(
+        pad.flatten().to(device), real.flatten().nonzero().squeeze(1).to(device), len(members), width
+    )
+
+
+class _Pad(torch.autograd.Function):
+    """Rows copied into a padded layout; the gradient of the padding is zero by causality and is dropped."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group, ctx.rows = group, len(x)
+        return x.index_select(0, group.pad)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grads
+        group = ctx.group
+        real = grad.index_select(0, group.unpad)
+        rows = group.pad.index_select(0, group.unpad)
+        return grad.new_zeros((ctx.rows, *grad.shape[1:])).index_copy_(0, rows, real), None
+
+
+class _Unpad(torch.autograd.Function):
+    """The real rows of a padded layout."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group, ctx.rows = group, len(x)
+        return x.index_select(0, group.unpad)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grads
+        return grad.new_zeros((ctx.rows, *grad.shape[1:])).index_copy_(0, ctx.group.unpad, grad), None
