@@ -1,0 +1,1 @@
+"""Environments: where they run, and the ones that come with the package."""

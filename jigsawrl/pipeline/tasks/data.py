@@ -1,0 +1,102 @@
+"""A task from the rows of a file, with the user's own reward function.
+
+Rows are what verl and TRL users have: a prompt (text, or chat messages), a ground truth, and any other columns.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from jigsawrl.errors import JigsawError
+from jigsawrl.pipeline.tasks.base import JSON, ListedTask, Prompt, RewardSpec
+from jigsawrl.pipeline.tasks.rows import Rows, read_rows
+
+_VERL_GROUND_TRUTH = "reward_model.ground_truth"
+
+
+def load(config: Any) -> ListedTask:
+    """Prompts in the order of the file. `Prompt.extra` holds every column but the prompt, as rewards expect.
+
+    There are no demonstrations: a ground truth need not be an answer that the reward accepts.
+    """
+    rows = read_rows(Path(config.path), config.format)
+    first = rows.numbered[0][1]
+    truth_column = config.ground_truth or _default_ground_truth(first)
+    source_column = config.data_source or ("data_source" if "data_source" in first else None)
+    prompts = []
+    for index, (number, row) in enumerate(rows.numbered):
+        source = rows.path.stem if source_column is None else _value(rows, number, row, source_column)
+        if not isinstance(source, str):
+            raise JigsawError(
+                f"{rows.at(number)}, column {source_column!r}: must be text, not {_kind(source)}"
+            )
+        try:
+            text, messages = _prompt(_value(rows, number, row, config.prompt), config.system_prompt)
+        except ValueError as error:
+            raise JigsawError(f"{rows.at(number)}, column {config.prompt!r}: {error}") from error
+        truth = None if truth_column is None else _value(rows, number, row, truth_column)
+        extra = {name: value for name, value in row.items() if name != config.prompt}
+        prompts.append(Prompt(index, text, messages, truth, source, extra))
+    reward = config.reward
+    spec = RewardSpec(reward.path, reward.params, reward.timeout, reward.on_error, reward.processes)
+    return ListedTask(prompts, reward=spec)
+
+
+def _default_ground_truth(row: dict[str, JSON]) -> str | None:
+    """verl's column, else `answer`, else none: a reward may do without."""
+    reward_model = row.get("reward_model")
+    if isinstance(reward_model, dict) and "ground_truth" in reward_model:
+        return _VERL_GROUND_TRUTH
+    return "answer" if "answer" in row else None
+
+
+def _value(rows: Rows, number: int, row: dict[str, JSON], column: str) -> JSON:
+    """The value of a column; a dot reaches into a column of objects, as in `reward_model.ground_truth`."""
+    if column in row:
+        return row[column]
+    value: JSON = row
+    for name in column.split("."):
+        if not isinstance(value, dict) or name not in value:
+            near = difflib.get_close_matches(column, row, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise JigsawError(
+                f"{rows.at(number)}: there is no column {column!r}{hint}\nColumns: {', '.join(row) or 'none'}"
+            )
+        value = value[name]
+    return value
+
+
+def _prompt(value: JSON, system_prompt: str | None) -> tuple[str | None, list[dict[str, str]] | None]:
+    """(text, None) or (None, messages); ValueError says what is wrong with the value."""
+    if not isinstance(value, str | list):
+        raise ValueError(f"must be text or a list of chat messages, not {_kind(value)}")
+    if not value:
+        raise ValueError("the prompt is empty")
+    if isinstance(value, str):
+        if system_prompt is None:
+            return value, None
+        messages = [{"role": "user", "content": value}]
+    else:
+        messages = [_message(position, message) for position, message in enumerate(value)]
+    if system_prompt is not None:
+        if messages[0]["role"] == "system":
+            raise ValueError("has a system message already; leave task.system_prompt out")
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    return None, messages
+
+
+def _message(position: int, message: JSON) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise ValueError(f"message {position} must be an object with role and content, not {_kind(message)}")
+    for name in ("role", "content"):
+        if message.get(name) is None:
+            raise ValueError(f"message {position} has no {name!r}")
+    for name, value in message.items():
+        if not isinstance(value, str | None):
+            raise ValueError(f"message {position}: {name!r} must be text, not {_kind(value)}")
+    return {name: value for name, value in message.items() if value is not None}
+
+
+def _kind(value: JSON) -> str:
+    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
