@@ -1,0 +1,1 @@
+"""One RL job: its loop, algorithms, tasks, rewards and environments."""

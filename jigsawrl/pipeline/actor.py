@@ -1,0 +1,322 @@
+"""A pipeline's engine and trainer on one worker.
+
+An actor knows its share of the work and nothing of the other workers, except that gradients are summed over all of
+them where there are several. Its methods are the sub-stages of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from jigsawrl.engine.types import Pass, RolloutBackend, SamplingParams
+from jigsawrl.errors import JigsawError
+from jigsawrl.model.folder import export_adapter, export_model, load_adapter, load_model
+from jigsawrl.model.lora import add_lora, without_lora
+from jigsawrl.model.tokenizer import load_tokenizer
+from jigsawrl.model.transformer import Transformer
+from jigsawrl.pipeline.losses import LossInputs, LossSettings, policy_loss, value_loss
+from jigsawrl.pipeline.rollout import Rollout, RolloutSettings
+from jigsawrl.pipeline.tasks import load_task
+from jigsawrl.pipeline.trajectory import Trajectory
+from jigsawrl.telemetry.events import PassRecorder, PassSpan, Substage
+from jigsawrl.trainer.batch import Batch
+from jigsawrl.trainer.critic import Critic
+from jigsawrl.trainer.logprobs import token_logprobs
+from jigsawrl.trainer.optimizer import OptimizerSettings
+from jigsawrl.trainer.trainer import Metrics, Trainer, evaluate, policy_logprobs, trained_tokens
+
+if TYPE_CHECKING:
+    from jigsawrl.config import RunConfig
+
+TAIL_FRACTION = 1 / 8
+"""Below this part of a rollout's largest batch the few sequences left are its tail."""
+
+
+@dataclass(slots=True)
+class RolloutResult:
+    trajectories: list[Trajectory]
+    spans: list[PassSpan]
+
+
+class Actor:
+    """`base` is the model folder that training starts from (and that a reference stays at)."""
+
+    def __init__(self, config: RunConfig, base: Path, device: str, worker: int = 0) -> None:
+        self.config = config
+        self.base = base
+        self.worker = worker
+        self.device = torch.device(device)
+        self.dtype = compute_dtype(config, self.device)
+        self.model = load_model(base, self.dtype, self.device)
+        self.model.gradient_checkpointing = config.model.gradient_checkpointing
+        self.reference = self._reference()
+        self.lora = self._add_lora()
+        updates = config.steps * config.algorithm.epochs * config.algorithm.minibatches
+        settings = optimizer_settings(config, config.trainer.lr, updates)
+        self.trainer = Trainer(self.model, settings, config.trainer.micro_batch_tokens)
+        self.critic, self.critic_trainer = self._critic(updates)
+        self.spans: list[PassSpan] = []
+        self.recorder = PassRecorder(self.spans.append)
+        self.most_decoding = 0
+        self.rollouts = self._rollouts()
+
+    # What is set up once
+
+    def _reference(self) -> Transformer | None:
+        """A frozen copy of the start; with adapters the base without them is one already."""
+        config = self.config
+        if config.algorithm.kl_coef == 0 or (config.model.lora and config.model.lora.path is None):
+            return None
+        reference = load_model(self.base, self.dtype, self.device)
+        if config.model.lora and config.model.lora.path:
+            load_adapter(reference, Path(config.model.lora.path))
+        return reference.requires_grad_(False)
+
+    def _add_lora(self) -> tuple[int, float] | None:
+        lora = self.config.model.lora
+        if lora is None:
+            return None
+        if lora.path:
+            return load_adapter(self.model, Path(lora.path))
+        add_lora(self.model, lora.rank, lora.alpha, set(lora.targets), self.config.seed)
+        return lora.rank, lora.alpha
+
+    def _critic(self, updates: int) -> tuple[Critic | None, Trainer | None]:
+        if self.config.algorithm.advantage != "gae":
+            return None, None
+        critic = Critic(load_model(self.base, self.dtype, self.device))
+        critic.transformer.gradient_checkpointing = self.config.model.gradient_checkpointing
+        settings = optimizer_settings(self.config, self.config.algorithm.critic_lr, updates)
+        budget = self.config.trainer.micro_batch_tokens
+        return critic, Trainer(critic.transformer, settings, budget, critic)
+
+    def _rollouts(self) -> Rollout:
+        config, rollout = self.config, self.config.rollout
+        tokenizer = load_tokenizer(self.base, config.model.trust_remote_code)
+        engine, room = self._engine(tokenizer)
+        params = SamplingParams(
+            max_tokens=rollout.max_tokens,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            min_p=rollout.min_p,
+            stop=tuple(rollout.stop),
+            stop_token_ids=tuple(rollout.stop_token_ids),
+        )
+        settings = RolloutSettings(
+            config.seed, config.name, rollout.samples, params, rollout.max_prompt_tokens, room
+        )
+        task = load_task(config.task, config.seed)
+        return Rollout(engine, tokenizer, task, settings, on_wait=self._waited)
+
+    def _engine(self, tokenizer: object) -> tuple[RolloutBackend, int]:
+        """The rollout backend, and the longest sequence it takes."""
+        rollout, spec = self.config.rollout, self.model.spec
+        if rollout.backend == "vllm":
+            from jigsawrl.engine.vllm_backend import VllmEngine
+
+            engine = VllmEngine(self.model, self.base, tokenizer, self.config, on_pass=self._passed)
+            return engine, engine.room
+        from jigsawrl.engine.engine import Engine
+        from jigsawrl.engine.memory import cache_blocks
+
+        blocks = cache_blocks(self.config, spec, self.dtype, self.device)
+        own = Engine(
+            self.model,
+            tokenizer,  # type: ignore[arg-type]
+            num_blocks=blocks,
+            block_size=rollout.block_size,
+            max_num_seqs=rollout.max_num_seqs,
+            max_num_batched_tokens=rollout.max_num_batched_tokens,
+            deterministic=self.config.deterministic,
+            on_pass=self._passed,
+        )
+        return own, min(spec.max_positions, blocks * rollout.block_size)
+
+    # Rollout
+
+    def rollout(self, prompts: list[int], step: int) -> RolloutResult:
+        self.most_decoding = 0
+        trajectories = self.rollouts.run(prompts, step) if prompts else []
+        self.recorder.flush()
+        spans, self.spans[:] = list(self.spans), []
+        return RolloutResult(trajectories, spans)
+
+    def prompt_lengths(self) -> list[int]:
+        """Tokens of every prompt of the task; none for an environment, whose prompts come with `reset`."""
+        rollouts = self.rollouts
+        if rollouts.environments is not None:
+            return []
+        return [len(rollouts.dialogue.prompt_tokens(rollouts.task[i])) for i in range(len(rollouts.task))]
+
+    def task_size(self) -> int:
+        return len(self.rollouts.task)
+
+    def text_of(self, trajectory: Trajectory) -> tuple[str, str]:
+        """Prompt and continuation, for people."""
+        decode, length = self.rollouts.tokenizer.decode, trajectory.prompt_length
+        return decode(trajectory.tokens[:length]), decode(trajectory.tokens[length:])
+
+    def _passed(self, passed: Pass) -> None:
+        kind: Substage = "prefill"
+        if passed.decode_tokens >= passed.prefill_tokens:
+            self.most_decoding = max(self.most_decoding, passed.decode_tokens)
+            few = passed.decode_tokens <= self.most_decoding * TAIL_FRACTION
+            kind = "tail" if few and passed.prefill_tokens == 0 else "decode"
+        tokens = passed.prefill_tokens + passed.decode_tokens
+        self.recorder.add(kind, passed.started, passed.ended, tokens=tokens, sequences=passed.decode_tokens)
+
+    def _waited(self, kind: str, started: float, ended: float) -> None:
+        substage: Substage = "tool" if kind == "tool" else "reward"
+        self.recorder.add(substage, started, ended, tokens=0, sequences=0)
+
+    # Log-probs and values of a batch
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        return self._evaluate(self.model, batch, policy_logprobs(self.model, self._temperature))
+
+    def reference_logprobs(self, batch: Batch) -> Tensor:
+        if self.reference is not None:
+            read = policy_logprobs(self.reference, self._temperature)
+            return self._evaluate(self.reference, batch, read)
+        with without_lora(self.model):
+            return self.logprobs(batch)
+
+    def values(self, batch: Batch) -> Tensor:
+        assert self.critic is not None
+        return self._evaluate(self.critic.transformer, batch, self.critic.read)
+
+    def _evaluate(self, model: Transformer, batch: Batch, read: Callable[[Batch, Tensor], Tensor]) -> Tensor:
+        return evaluate(model, batch, self.config.trainer.micro_batch_tokens, read)
+
+    @property
+    def _temperature(self) -> float:
+        return self.config.rollout.temperature
+
+    # Update
+
+    def forward_backward(self, batch: Batch) -> dict[str, float]:
+        """Gradients of the policy; `batch.values` holds the weights, the advantages and what the loss needs."""
+        algorithm = self.config.algorithm
+        in_loss = algorithm.kl_in == "loss"
+        settings = LossSettings(
+            loss=algorithm.loss,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            kl_coef=algorithm.kl_coef if in_loss else 0.0,
+            kl_estimator=algorithm.kl_estimator,
+            entropy_coef=algorithm.entropy_coef,
+            tis_clip=algorithm.tis_clip,
+            old_logprobs=algorithm.old_logprobs,
+        )
+
+        def objective(micro: Batch, hidden: Tensor) -> tuple[Tensor, Metrics]:
+            values = {name: value.to(hidden.device) for name, value in micro.values.items()}
+            logprobs, entropy = token_logprobs(
+                hidden,
+                self.model.head,
+                trained_tokens(micro).to(hidden.device),
+                self._temperature,
+                entropy_gradient=algorithm.entropy_coef > 0,
+            )
+            inputs = LossInputs(
+                logprobs=logprobs,
+                # With one update a step the old policy is the current one.
+                old_logprobs=values.get("old_logprobs", logprobs.detach()),
+                advantages=values["advantages"],
+                weights=values["weights"],
+                sequence=micro.sequence.to(hidden.device),
+                ref_logprobs=values.get("ref_logprobs"),
+                entropy=entropy,
+                engine_logprobs=values["engine_logprobs"],
+            )
+            return policy_loss(inputs, settings)
+
+        return self.trainer.forward_backward(batch, objective)
+
+    def critic_forward_backward(self, batch: Batch) -> dict[str, float]:
+        assert self.critic is not None
+        assert self.critic_trainer is not None
+        critic, algorithm = self.critic, self.config.algorithm
+
+        def objective(micro: Batch, hidden: Tensor) -> tuple[Tensor, Metrics]:
+            values = {name: value.to(hidden.device) for name, value in micro.values.items()}
+            loss = value_loss(
+                critic.read(micro, hidden),
+                values["old_values"],
+                values["returns"],
+                values["weights"],
+                algorithm.value_clip,
+            )
+            return algorithm.value_coef * loss, {}
+
+        return self.critic_trainer.forward_backward(batch, objective)
+
+    def optim_step(self) -> dict[str, float]:
+        return self.trainer.optim_step()
+
+    def critic_optim_step(self) -> dict[str, float]:
+        assert self.critic_trainer is not None
+        return self.critic_trainer.optim_step()
+
+    def sync_weights(self, version: int) -> None:
+        """The engine samples from the trained weights; its own engine shares them, so nothing is copied."""
+        self.rollouts.engine.update_weights(None, weight_version=version)
+
+    # State
+
+    def save_state(self) -> dict[str, dict[str, Tensor]]:
+        state = {"policy": self.trainer.save_state()}
+        if self.critic_trainer is not None:
+            state["critic"] = self.critic_trainer.save_state()
+        return state
+
+    def load_state(self, state: dict[str, dict[str, Tensor]]) -> None:
+        self.trainer.load_state(state["policy"])
+        if self.critic_trainer is not None:
+            self.critic_trainer.load_state(state["critic"])
+
+    def export(self, out: Path) -> None:
+        """The final model as a Hugging Face folder, and the adapter beside it where there is one."""
+        export_model(self.model, self.base, out / "model")
+        if self.lora is not None:
+            export_adapter(self.model, self.base, *self.lora, out / "adapter")
+
+    def close(self) -> None:
+        self.rollouts.close()
+        self.rollouts.engine.close()
+
+
+def compute_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
+    if config.model.dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return torch.float32 if config.model.dtype == "float32" else torch.bfloat16
+
+
+def optimizer_settings(config: RunConfig, lr: float, updates: int) -> OptimizerSettings:
+    trainer = config.trainer
+    per_step = config.algorithm.epochs * config.algorithm.minibatches
+    return OptimizerSettings(
+        lr=lr,
+        betas=trainer.betas,
+        eps=trainer.eps,
+        weight_decay=trainer.weight_decay,
+        max_grad_norm=trainer.max_grad_norm,
+        schedule=trainer.schedule,
+        warmup_steps=trainer.warmup_steps * per_step,
+        total_steps=updates,
+    )
+
+
+def choose_device(config: RunConfig) -> str:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise JigsawError("device: cuda is asked for, but torch sees no GPU; set device: cpu or auto")
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return config.device

@@ -1,0 +1,103 @@
+"""What one pipeline tells while it runs: timed stages, sub-stage events, the figures of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jigsawrl.pipeline.actor import RolloutResult
+from jigsawrl.telemetry.events import EventLog, Substage, now
+from jigsawrl.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from jigsawrl.config import RunConfig
+    from jigsawrl.telemetry.progress import Progress
+
+MAX_WARNINGS = 5
+
+
+class Journal:
+    """Collects `timing_s/...` of the stages of a step and passes everything on at its end."""
+
+    def __init__(self, config: RunConfig, out: Path, done: int, resumed: bool, progress: Progress) -> None:
+        self.pipeline = config.name
+        self.progress = progress
+        telemetry = config.telemetry
+        self.metrics = Metrics(
+            out,
+            tensorboard=telemetry.tensorboard,
+            wandb={"project": telemetry.wandb.project, "name": config.name} if telemetry.wandb else None,
+            resume_step=done if resumed else None,
+        )
+        self.events = EventLog(out / "events.jsonl")
+        self.events.emit("resume" if resumed else "start", pipeline=config.name, step=done)
+        self.step = done
+        self.started = now()
+        self.timings: dict[str, float] = {}
+        self.warnings = 0
+        self.last: dict[str, float] = {}
+        progress.start(config.name, config.steps, done)
+
+    def begin(self, step: int) -> None:
+        self.step = step
+        self.started = now()
+        self.timings = {}
+
+    @contextmanager
+    def stage(self, name: str, substage: Substage | None = None) -> Iterator[None]:
+        """Times a stage under the name users know; with `substage`, it is one sub-stage of the event log too."""
+        t0 = now()
+        if substage is None:
+            yield
+        else:
+            with self.substage(substage):
+                yield
+        key = f"timing_s/{name}"
+        self.timings[key] = self.timings.get(key, 0.0) + now() - t0
+
+    @contextmanager
+    def substage(self, substage: Substage) -> Iterator[None]:
+        with self.events.span(substage, pipeline=self.pipeline, step=self.step):
+            yield
+
+    def rollout(self, results: list[RolloutResult]) -> None:
+        """The engine's passes, and the seconds of waiting for rewards among them."""
+        waited = 0.0
+        for worker, result in enumerate(results):
+            for span in result.spans:
+                self.events.record(
+                    span.substage,
+                    pipeline=self.pipeline,
+                    step=self.step,
+                    worker=worker,
+                    t0=span.t0,
+                    t1=span.t1,
+                    tokens=span.tokens,
+                    sequences=span.sequences,
+                    passes=span.passes,
+                )
+            waited = max(waited, sum(s.t1 - s.t0 for s in result.spans if s.substage == "reward"))
+        self.timings["timing_s/reward"] = self.timings.get("timing_s/reward", 0.0) + waited
+        self.timings["timing_s/gen"] = self.timings.get("timing_s/gen", 0.0) - waited
+
+    def end(self, values: dict[str, float]) -> None:
+        self.timings["timing_s/step"] = now() - self.started
+        self.last = {**values, **self.timings}
+        self.metrics.log(self.step, self.last)
+        self.events.emit("step", pipeline=self.pipeline, step=self.step)
+        self.progress.update(self.pipeline, self.step, self.last)
+
+    def warn(self, text: str) -> None:
+        """Tells the user, but not for ever."""
+        self.events.emit("warning", pipeline=self.pipeline, step=self.step, text=text)
+        self.warnings += 1
+        if self.warnings <= MAX_WARNINGS:
+            more = " (further warnings only in events.jsonl)" if self.warnings == MAX_WARNINGS else ""
+            self.progress.message(text + more)
+
+    def close(self, event: str) -> None:
+        self.events.emit(event, pipeline=self.pipeline, step=self.step)
+        self.events.close()
+        self.metrics.close()

@@ -1,0 +1,319 @@
+"""One RL pipeline, from prompts to a trained model.
+
+for each step:
+    rollout     prompts -> trajectories, rewarded
+    log-probs   of the old policy, of the reference, values of the critic, where the algorithm wants them
+    advantages
+    update      gradients of minibatches, optimizer
+    sync        the engine takes the new weights
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from jigsawrl import durable
+from jigsawrl.errors import JigsawError
+from jigsawrl.model.cpu import make_bfloat16_safe
+from jigsawrl.model.spec import read_spec
+from jigsawrl.pipeline.actor import choose_device
+from jigsawrl.pipeline.advantages import (
+    AdvantageInputs,
+    compute_advantages,
+    overlong_penalty,
+    zero_variance_groups,
+)
+from jigsawrl.pipeline.journal import Journal
+from jigsawrl.pipeline.losses import aggregation_weights, kl_estimate, mean_metrics
+from jigsawrl.pipeline.prompts import PromptSource
+from jigsawrl.pipeline.trajectory import Trajectory, make_batch
+from jigsawrl.pipeline.warmup import prepare_base
+from jigsawrl.pipeline.workers import Workers, start_workers
+from jigsawrl.telemetry.metrics import METRICS_FILE
+from jigsawrl.telemetry.summary import Summary, summarize
+from jigsawrl.trainer.batch import Batch
+from jigsawrl.trainer.checkpoint import CheckpointStore
+
+if TYPE_CHECKING:
+    from jigsawrl.config import RunConfig
+    from jigsawrl.telemetry.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Where a finished run is, and how it ended."""
+
+    out: Path
+    model: Path
+    steps: int
+    metrics: dict[str, float]
+    summary: Summary
+
+
+def run(config: RunConfig, out: Path, resume: bool, progress: Progress) -> Result:
+    """Trains from the start or, with `resume`, from the newest good checkpoint; ends with the model exported."""
+    out.mkdir(parents=True, exist_ok=True)
+    durable.replace(out / "config.yaml", config.to_yaml().encode())
+    if config.model.dtype == "bfloat16" and choose_device(config) == "cpu":
+        make_bfloat16_safe()
+    base = prepare_base(config, out, progress.message)
+    with closing(start_workers(config, base)) as workers:
+        store = CheckpointStore(out / "checkpoints", config.checkpoint.keep, fingerprint(config, base))
+        checkpoint = store.load_latest(progress.message) if resume else None
+        pipeline = Pipeline(config, workers, usable_prompts(config, workers, progress))
+        if checkpoint is not None:
+            workers.all("load_state", checkpoint.tensors)
+            pipeline.restore(checkpoint.step, checkpoint.state)
+            progress.message(f"resuming after step {checkpoint.step}")
+        journal = Journal(config, out, pipeline.done, resume, progress)
+        ended = "failed"
+        try:
+            with finish_step_on_interrupt() as interrupted:
+                while pipeline.done < config.steps and not interrupted():
+                    journal.begin(pipeline.done + 1)
+                    values = pipeline.step(journal)
+                    last = pipeline.done == config.steps or interrupted()
+                    if last or pipeline.done % config.checkpoint.every == 0:
+                        with journal.stage("checkpoint", "swap"):
+                            store.save(pipeline.done, workers.first("save_state"), pipeline.state())
+                    journal.end(values)
+                if pipeline.done < config.steps:
+                    ended = "interrupted"
+                    raise KeyboardInterrupt(f"stopped after step {pipeline.done}; go on with --resume")
+                workers.first("export", out)
+            ended = "finished"
+        finally:
+            journal.close(ended)
+    summary = summarize(out / METRICS_FILE)
+    return Result(out, out / "model", pipeline.done, journal.last, summary)
+
+
+class Pipeline:
+    """The loop's body and the little state it has: steps done, and the cursor of the prompts."""
+
+    def __init__(self, config: RunConfig, workers: Workers, prompts: list[int]) -> None:
+        self.config = config
+        self.algorithm = config.algorithm
+        self.workers = workers
+        self.source = PromptSource(prompts, config.seed)
+        self.done = 0
+        self.workers.all("sync_weights", 0)
+
+    def state(self) -> dict[str, int]:
+        return {"cursor": self.source.cursor}
+
+    def restore(self, step: int, state: dict[str, int]) -> None:
+        self.done = step
+        self.source.cursor = state["cursor"]
+        self.workers.all("sync_weights", step)
+
+    def step(self, journal: Journal) -> dict[str, float]:
+        """One step; returns its figures."""
+        with journal.stage("gen"):
+            trajectories, values = self.rollout(journal)
+        batch = make_batch([t for t in trajectories if t.trained])
+        if len(batch):
+            self.evaluate(batch, journal)
+            with journal.stage("adv"):
+                self.advantages(trajectories, batch)
+            values |= self.update(batch, journal)
+            with journal.stage("update_weights", "sync"):
+                self.workers.all("sync_weights", self.done + 1)
+        self.done += 1
+        return values
+
+    def rollout(self, journal: Journal) -> tuple[list[Trajectory], dict[str, float]]:
+        """Trajectories to train on. With dynamic sampling, groups without variance make room for fresh prompts."""
+        wanted, sampling = self.config.rollout.prompts_per_step, self.algorithm.dynamic_sampling
+        everything: list[Trajectory] = []
+        kept: list[Trajectory] = []
+        rounds = 0
+        while True:
+            seen = {t.prompt for t in everything}
+            missing = wanted - len({t.prompt for t in kept})
+            results = self.workers.rollout(self.source.take(missing, exclude=seen), self.done)
+            journal.rollout(results)
+            fresh = [t for result in results for t in result.trajectories]
+            everything += fresh
+            rounds += 1
+            if sampling is None:
+                kept = fresh
+                break
+            flat = zero_variance_groups(rewards_of(fresh), groups_of(fresh))
+            kept += [t for t, is_flat in zip(fresh, flat, strict=True) if not is_flat]
+            if len({t.prompt for t in kept}) >= wanted or rounds == sampling.max_rounds or not fresh:
+                break
+        kept = sorted(kept or everything, key=lambda t: (t.prompt, t.sample))
+        for error in {t.error for t in everything if t.error}:
+            journal.warn(f"step {self.done + 1}: {error}")
+        values = rollout_metrics(everything)
+        if sampling is not None:
+            values["rollout/rounds"] = rounds
+            values["rollout/groups_kept"] = len({t.prompt for t in kept})
+        return kept, values
+
+    def evaluate(self, batch: Batch, journal: Journal) -> None:
+        """What the algorithm wants to know of the batch before the policy changes."""
+        algorithm, values = self.algorithm, batch.values
+        updates = algorithm.epochs * algorithm.minibatches
+        kl_in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
+        if algorithm.old_logprobs == "engine":
+            values["old_logprobs"] = values["engine_logprobs"]
+        elif updates > 1 or kl_in_reward:  # otherwise the update's own forward pass gives them
+            with journal.stage("old_log_prob", "logprob"):
+                values["old_logprobs"] = self.workers.evaluate("logprobs", batch)
+        if algorithm.kl_coef > 0:
+            with journal.stage("ref", "logprob"):
+                values["ref_logprobs"] = self.workers.evaluate("reference_logprobs", batch)
+        if algorithm.advantage == "gae":
+            with journal.stage("values", "logprob"):
+                values["old_values"] = self.workers.evaluate("values", batch)
+
+    def advantages(self, trajectories: list[Trajectory], batch: Batch) -> None:
+        algorithm, values = self.algorithm, batch.values
+        lengths = torch.tensor([len(t.trained) for t in trajectories])
+        rewards = rewards_of(trajectories)
+        if algorithm.overlong is not None:
+            limit, overlong = self.config.rollout.max_tokens, algorithm.overlong
+            rewards = rewards + overlong_penalty(lengths, limit, overlong.buffer, overlong.penalty)
+        token_rewards = None
+        if algorithm.kl_coef > 0 and algorithm.kl_in == "reward":
+            kl = kl_estimate(algorithm.kl_estimator, values["old_logprobs"], values["ref_logprobs"])
+            token_rewards = -algorithm.kl_coef * kl
+        inputs = AdvantageInputs(
+            rewards=rewards,
+            groups=groups_of(trajectories),
+            lengths=lengths,
+            token_rewards=token_rewards,
+            values=values.get("old_values"),
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
+        )
+        result = compute_advantages(algorithm.advantage, inputs)
+        values["advantages"] = result.advantages
+        if result.returns is not None:
+            values["returns"] = result.returns
+
+    def update(self, batch: Batch, journal: Journal) -> dict[str, float]:
+        """Epochs over minibatches; every minibatch is one exact gradient, however it is cut."""
+        figures: list[dict[str, float]] = []
+        count = min(self.algorithm.minibatches, len(batch))
+        for _ in range(self.algorithm.epochs):
+            for part in range(count):
+                mini = batch.select(list(range(part, len(batch), count)))
+                limit = self.config.rollout.max_tokens
+                weights = aggregation_weights(self.algorithm.aggregation, mini.lengths, limit)
+                mini.values["weights"] = weights.float()
+                with journal.stage("update_actor"):
+                    figures.append(self.optimise(mini, journal, "actor", ""))
+                if self.algorithm.advantage == "gae":
+                    mini.values["weights"] = aggregation_weights("token_mean", mini.lengths, limit).float()
+                    with journal.stage("update_critic"):
+                        figures[-1] |= self.optimise(mini, journal, "critic", "critic_")
+        return {name: math.fsum(f[name] for f in figures) / len(figures) for name in figures[0]}
+
+    def optimise(self, mini: Batch, journal: Journal, name: str, prefix: str) -> dict[str, float]:
+        with journal.substage("grad"):
+            sums = self.workers.forward_backward(f"{prefix}forward_backward", mini)
+        with journal.substage("optim"):
+            figures = self.workers.all(f"{prefix}optim_step")
+        figures["loss"] = sums.pop("loss")
+        if "weight" in sums:
+            figures |= mean_metrics(sums)
+        return {f"{name}/{key}": value for key, value in figures.items()}
+
+
+def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
+    rewards = rewards_of(trajectories)
+    lengths = torch.tensor([len(t.trained) for t in trajectories], dtype=torch.float64)
+    count = len(trajectories)
+    values = {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std(correction=0)),
+        "reward/errors": float(sum(t.error is not None for t in trajectories)),
+        "response_length/mean": float(lengths.mean()),
+        "response_length/max": float(lengths.max()),
+        "response_length/clip_ratio": sum(t.truncated for t in trajectories) / count,
+        "turns/mean": sum(t.turns for t in trajectories) / count,
+        "perf/tokens": float(lengths.sum()),
+    }
+    for name in sorted({name for t in trajectories for name in t.extra}):
+        found = [t.extra[name] for t in trajectories if name in t.extra]
+        values[f"reward/{name}"] = math.fsum(found) / len(found)
+    return values
+
+
+def rewards_of(trajectories: list[Trajectory]) -> torch.Tensor:
+    return torch.tensor([t.reward for t in trajectories], dtype=torch.float32)
+
+
+def groups_of(trajectories: list[Trajectory]) -> torch.Tensor:
+    return torch.tensor([t.prompt for t in trajectories])
+
+
+def usable_prompts(config: RunConfig, workers: Workers, progress: Progress) -> list[int]:
+    """Prompts that are short enough; too few of them for a step is an error."""
+    lengths = workers.first("prompt_lengths")
+    size = workers.first("task_size")
+    limit = config.rollout.max_prompt_tokens
+    usable = [i for i in range(size) if not lengths or lengths[i] <= limit]
+    if len(usable) < size:
+        progress.message(
+            f"{size - len(usable)} of {size} prompts are longer than {limit} tokens and are left out"
+        )
+    if len(usable) < config.rollout.prompts_per_step:
+        raise JigsawError(
+            f"rollout.prompts_per_step is {config.rollout.prompts_per_step}, but the task has only {len(usable)} "
+            f"prompts of at most {limit} tokens (rollout.max_prompt_tokens)"
+        )
+    return usable
+
+
+def fingerprint(config: RunConfig, base: Path) -> dict[str, object]:
+    """What must be the same for a checkpoint to be of this run."""
+    spec = read_spec(base)
+    lora = config.model.lora
+    return {
+        "name": config.name,
+        "seed": config.seed,
+        "family": spec.family,
+        "shape": [
+            spec.vocab_size,
+            spec.hidden_size,
+            spec.layers,
+            spec.heads,
+            spec.kv_heads,
+            spec.intermediate_size,
+        ],
+        "lora": None if lora is None else [lora.rank, *sorted(lora.targets)],
+        "critic": config.algorithm.advantage == "gae",
+        "dtype": config.model.dtype,
+    }
+
+
+@contextmanager
+def finish_step_on_interrupt() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C lets the step finish; the second one ends it where it is."""
+    pressed = threading.Event()
+
+    def note(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        pressed.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

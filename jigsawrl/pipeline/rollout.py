@@ -1,0 +1,246 @@
+"""One step's rollout: prompts in, rewarded trajectories out.
+
+    prompts --> engine --> completions --> rewards          (single turn: a group is rewarded while others decode)
+    resets  --> engine --> action --> environment --+
+                  ^------- observation tokens ------+       (multi-turn: environments step while others decode)
+
+The engine never waits for user code: finished samples leave, observations come back whenever they are ready.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from jigsawrl.engine.types import Request, RolloutBackend, SampleKey, SampleOutput, SamplingParams
+from jigsawrl.errors import JigsawError
+from jigsawrl.pipeline.chat import Dialogue
+from jigsawrl.pipeline.environments.pool import Environments, StepResult
+from jigsawrl.pipeline.prompts import keyed
+from jigsawrl.pipeline.rewards import Rewards, Score
+from jigsawrl.pipeline.sandbox import Failure
+from jigsawrl.pipeline.tasks.base import EnvironmentSpec, Task
+from jigsawrl.pipeline.trajectory import Trajectory
+from jigsawrl.telemetry.events import now
+
+if TYPE_CHECKING:
+    from jigsawrl.model.tokenizer import Tokenizer
+
+OnWait = Callable[[str, float, float], None]
+"""Told (sub-stage, start, end) whenever the engine had nothing to do but wait for a tool or a reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    seed: int
+    pipeline: str
+    samples: int
+    params: SamplingParams
+    max_prompt_tokens: int
+    max_positions: int
+
+
+class Rollout:
+    """Drives an engine through the episodes of a task."""
+
+    def __init__(
+        self,
+        engine: RolloutBackend,
+        tokenizer: Tokenizer,
+        task: Task,
+        settings: RolloutSettings,
+        on_wait: OnWait = lambda *_: None,
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.dialogue = Dialogue(tokenizer)
+        self.task = task
+        self.settings = settings
+        self.on_wait = on_wait
+        self.rewards = Rewards(task.reward) if task.reward is not None else None
+        self.environments = Environments(task.environment) if task.environment is not None else None
+
+    def run(self, prompts: Sequence[int], step: int) -> list[Trajectory]:
+        """Every sample of these prompts, in the order of prompts and samples."""
+        if self.environments is not None:
+            assert self.task.environment is not None
+            episodes = _Episodes(self, self.environments, self.task.environment, step)
+            return episodes.run(prompts)
+        return self._single_turn(prompts, step)
+
+    def close(self) -> None:
+        if self.rewards is not None:
+            self.rewards.close()
+        if self.environments is not None:
+            self.environments.close()
+
+    def keys(self, prompt: int, step: int) -> list[SampleKey]:
+        settings = self.settings
+        return [SampleKey(settings.seed, settings.pipeline, step, prompt, i) for i in range(settings.samples)]
+
+    def _single_turn(self, prompts: Sequence[int], step: int) -> list[Trajectory]:
+        assert self.rewards is not None
+        groups: dict[int, list[Trajectory]] = {}
+        for index in prompts:
+            tokens = self.dialogue.prompt_tokens(self.task[index])
+            self.engine.add_request(Request(str(index), tokens, self.settings.params, self.keys(index, step)))
+            groups[index] = [
+                Trajectory(index, i, list(tokens), len(tokens)) for i in range(self.settings.samples)
+            ]
+        left = dict.fromkeys(prompts, self.settings.samples)
+        scores: dict[int, Future[list[Score]]] = {}
+        while self.engine.has_unfinished():
+            for output in self.engine.step():
+                index = output.key.prompt
+                record(groups[index][output.key.sample], output)
+                left[index] -= 1
+                if left[index] == 0:
+                    texts = [self.text(t.tokens[t.prompt_length :]) for t in groups[index]]
+                    scores[index] = self.rewards.submit(self.task[index], texts)
+        waiting = now()
+        for index in prompts:
+            for trajectory, score in zip(groups[index], scores[index].result(), strict=True):
+                trajectory.reward, trajectory.error, trajectory.extra = score.value, score.error, score.extra
+        self.on_wait("reward", waiting, now())
+        return [trajectory for index in prompts for trajectory in groups[index]]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def record(trajectory: Trajectory, output: SampleOutput) -> None:
+    generated = output.generated
+    trajectory.add_turn(generated.token_ids, generated.logprobs, generated.versions)
+    trajectory.truncated = output.finish_reason == "length"
+
+
+class _Episodes:
+    """The multi-turn episodes of one step."""
+
+    def __init__(
+        self, rollout: Rollout, environments: Environments, spec: EnvironmentSpec, step: int
+    ) -> None:
+        self.rollout = rollout
+        self.environments = environments
+        self.spec = spec
+        self.step = step
+        self.arrived: queue.SimpleQueue[tuple[SampleKey, Future[Any]]] = queue.SimpleQueue()
+        self.episodes: dict[SampleKey, Trajectory] = {}
+        self.opening: dict[int, dict[SampleKey, list[int]]] = {}
+        self.live = 0
+
+    def run(self, prompts: Sequence[int]) -> list[Trajectory]:
+        engine = self.rollout.engine
+        keys = [key for index in prompts for key in self.rollout.keys(index, self.step)]
+        for key in keys:
+            seed = keyed("environment", key.seed, key.prompt, bits=31)
+            self.episodes[key] = Trajectory(key.prompt, key.sample, [], 0)
+            self._await(key, self.environments.reset(name(key), seed, self.rollout.task[key.prompt].extra))
+        self.live = len(keys)
+        while self.live:
+            if engine.has_unfinished():
+                for output in engine.step():
+                    self._turn_ended(output)
+                self._take_arrived(block=False)
+            else:
+                waiting = now()
+                self._take_arrived(block=True)
+                self.rollout.on_wait("tool", waiting, now())
+        return [self.episodes[key] for key in keys]
+
+    def _await(self, key: SampleKey, future: Future[Any]) -> None:
+        future.add_done_callback(lambda done: self.arrived.put((key, done)))
+
+    def _take_arrived(self, block: bool) -> None:
+        """Handles what environments have answered; with `block`, waits for the first answer.
+
+        Every call has a time limit of its own, so an answer always comes.
+        """
+        while True:
+            try:
+                key, future = self.arrived.get(block=block)
+            except queue.Empty:
+                return
+            block = False
+            result = future.result()
+            if isinstance(result, Failure):
+                self._failed(key, result)
+            elif isinstance(result, StepResult):
+                self._stepped(key, result)
+            else:
+                self._opened(key, self.rollout.dialogue.first_tokens(result, self.spec.system_prompt))
+
+    def _opened(self, key: SampleKey, tokens: list[int]) -> None:
+        limit = self.rollout.settings.max_prompt_tokens
+        if len(tokens) > limit:
+            raise JigsawError(
+                f"rollout.max_prompt_tokens is {limit}, but the environment's first observation for prompt "
+                f"{key.prompt} has {len(tokens)} tokens"
+            )
+        episode = self.episodes[key]
+        episode.tokens, episode.prompt_length = list(tokens), len(tokens)
+        self._group_is_ready(key.prompt, key, tokens)
+
+    def _group_is_ready(self, prompt: int, key: SampleKey, tokens: list[int] | None) -> None:
+        """Samples that open with the same observation share its prefill, so a prompt's samples start together."""
+        group = self.opening.setdefault(prompt, {})
+        group[key] = tokens or []
+        if len(group) < self.rollout.settings.samples:
+            return
+        by_tokens: dict[tuple[int, ...], list[SampleKey]] = {}
+        for member in sorted(group, key=lambda k: k.sample):
+            if group[member]:
+                by_tokens.setdefault(tuple(group[member]), []).append(member)
+        for start, keys in by_tokens.items():
+            request = Request(f"{prompt}/{keys[0].sample}", list(start), self.rollout.settings.params, keys)
+            self.rollout.engine.add_request(request)
+
+    def _turn_ended(self, output: SampleOutput) -> None:
+        episode = self.episodes[output.key]
+        record(episode, output)
+        if episode.truncated:
+            self._end(output.key)
+        else:
+            action = self.rollout.text(output.generated.token_ids)
+            self._await(output.key, self.environments.step(name(output.key), action))
+
+    def _stepped(self, key: SampleKey, result: StepResult) -> None:
+        episode, settings = self.episodes[key], self.rollout.settings
+        episode.reward += result.reward
+        if result.done:
+            self._end(key)
+            return
+        turn = self.rollout.dialogue.turn_tokens(result.observation, episode.tokens[-1])
+        length = len(episode.tokens) + len(turn)
+        budget = min(settings.params.max_tokens - len(episode.trained), settings.max_positions - length)
+        if episode.turns >= self.spec.max_turns or budget < 1:
+            episode.truncated = True
+            self._end(key)
+            return
+        episode.tokens += turn
+        params = replace(settings.params, max_tokens=budget)
+        request = Request(f"{key.prompt}/{key.sample}/{episode.turns}", list(episode.tokens), params, [key])
+        self.rollout.engine.add_request(request)
+
+    def _failed(self, key: SampleKey, failure: Failure) -> None:
+        if self.spec.on_error == "stop":
+            raise JigsawError(
+                f"task.on_error is stop, and the environment of prompt {key.prompt} failed: {failure.message}"
+            )
+        episode = self.episodes[key]
+        episode.error, episode.reward = failure.message, 0.0
+        if not episode.tokens:
+            self._group_is_ready(key.prompt, key, None)
+        self._end(key)
+
+    def _end(self, key: SampleKey) -> None:
+        self.environments.release(name(key))
+        self.live -= 1
+
+
+def name(key: SampleKey) -> str:
+    """An episode's name in the pool."""
+    return f"{key.step}/{key.prompt}/{key.sample}"

@@ -1,0 +1,228 @@
+"""One user-code process as its parent sees it: lines to it, lines from it, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+_HOST = Path(__file__).with_name("sandbox_host.py")
+_READ = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What became of a call that gave no result; the message is one short line."""
+
+    kind: Literal["raised", "timeout", "died"]
+    message: str
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """An object that lives in some process; its history of calls is enough to make it again in another one."""
+
+    key: str
+    history: list[str] = field(default_factory=list)
+    home: Child | None = None
+    failure: Failure | None = None
+    busy: bool = False
+    dropped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call on its way, as JSON text already.
+
+    A `batch` stands for many calls of a function, which are made one by one if anything goes wrong. A `drop` has
+    no result that anybody waits for, and is never tried again.
+    """
+
+    id: int
+    done: Callable[[Any], None]
+    method: str | None = None
+    args: str = "{}"
+    instance: Instance | None = None
+    batch: tuple[str, ...] = ()
+    drop: bool = False
+    timeout: float = 0.0
+    started: float = 0.0
+
+    @property
+    def step(self) -> str:
+        return f"[{json.dumps(self.method)},{self.args}]"
+
+    def message(self, child: Child) -> str:
+        head = f'{{"id":{self.id},"timeout":{self.timeout}'
+        if self.batch:
+            return f'{head},"batch":[{",".join(self.batch)}]}}\n'
+        if self.instance is None:
+            return f'{head},"object":null,"history":null,"args":{self.args}}}\n'
+        key = json.dumps(self.instance.key)
+        if self.drop:
+            return f'{head},"drop":{key}}}\n'
+        history = "null" if self.instance.home is child else f"[{','.join(self.instance.history)}]"
+        method = json.dumps(self.method)
+        return f'{head},"object":{key},"history":{history},"method":{method},"args":{self.args}}}\n'
+
+
+class Child(asyncio.SubprocessProtocol):
+    """Lives on the event loop that started it. `on_exit` comes once, after every line that the process wrote.
+
+    Started in a session of its own, so that killing its group ends whatever user code started as well.
+    """
+
+    def __init__(
+        self,
+        setup: dict[str, Any],
+        alone: bool,
+        on_message: Callable[[Child, dict[str, Any]], None],
+        on_exit: Callable[[Child, str], None],
+    ) -> None:
+        self.alone = alone
+        self.mode = ""  # serial, threads or loop once it is ready
+        self.width = 0
+        self.served = 0
+        self.in_flight: dict[int, Call] = {}
+        self.waiting: deque[Call] = deque()  # calls of instances that live here
+        self.instances: set[Instance] = set()
+        self.started = time.monotonic()
+        self.crowded = 0.0  # when there was last more than one call in flight
+        self.gone = asyncio.get_running_loop().create_future()
+        self._setup = setup
+        self._on_message = on_message
+        self._on_exit = on_exit
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._outbox: list[str] = []
+        self._partial = bytearray()
+        self._killed = False
+
+    async def start(self) -> None:
+        """OSError where the machine has no process to give."""
+        await asyncio.get_running_loop().subprocess_exec(
+            lambda: self,
+            sys.executable,
+            "-P",
+            _HOST,
+            stderr=None,
+            cwd=self._setup["folder"],
+            start_new_session=True,
+            # The same for every process: what a set of strings iterates over must not depend on who is asked.
+            env={**os.environ, "PYTHONHASHSEED": "0"},
+        )
+
+    @property
+    def ready(self) -> bool:
+        return self.width > 0
+
+    def running(self) -> list[Call]:
+        """The calls that user code may be in; a serial process takes them in the order they were sent."""
+        calls = list(self.in_flight.values())
+        return calls[:1] if self.mode == "serial" else calls
+
+    def send(self, call: Call) -> None:
+        call.started = time.monotonic()
+        if self.in_flight:
+            self.crowded = call.started
+        self.in_flight[call.id] = call
+        self._outbox.append(call.message(self))
+
+    def take(self, call: int) -> Call | None:
+        """The call that was answered, which is no longer in flight; None for one that is not ours any more."""
+        taken = self.in_flight.pop(call, None)
+        if taken is None:
+            return None
+        self.served += 1
+        if self.in_flight:
+            self.crowded = time.monotonic()
+            if self.mode == "serial":
+                next(iter(self.in_flight.values())).started = self.crowded
+        return taken
+
+    def had_company(self, call: Call) -> bool:
+        return self.mode != "serial" and self.crowded >= call.started
+
+    def flush(self) -> None:
+        if self._outbox and self._transport is not None:
+            self._pipe(0).write("".join(self._outbox).encode())
+            self._outbox.clear()
+
+    def kill(self) -> None:
+        """Ends the process and its group at once; nothing of it is reported from now on, but `gone` will be set."""
+        self._killed = True
+        self._abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+        if self._killed:
+            self._abort()
+        self._outbox.append(json.dumps(self._setup | {"parent": os.getpid()}) + "\n")
+        self.flush()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._partial += data
+        if b"\n" not in data:
+            return
+        lines, _, rest = self._partial.rpartition(b"\n")
+        self._partial = rest
+        for line in lines.decode("ascii", "replace").split("\n"):
+            try:
+                message = json.loads(line)
+            except ValueError:  # user code wrote into our pipe
+                self._abort()
+                return
+            if not self._killed:
+                self._on_message(self, message)
+
+    def pipe_connection_lost(self, fd: int, error: Exception | None) -> None:
+        if fd == 1 and self._transport is not None and self._transport.get_returncode() is None:
+            self._abort()
+
+    def process_exited(self) -> None:
+        assert self._transport is not None
+        code = self._transport.get_returncode()
+        assert code is not None
+        self._abort()  # what it has left behind in its group
+        if not self._killed:
+            self._read_rest()
+        self._transport.close()
+        self.gone.set_result(None)
+        if not self._killed:
+            self._on_exit(self, _ending(code))
+
+    def _abort(self) -> None:
+        if self._transport is not None and not self.gone.done():
+            with contextlib.suppress(ProcessLookupError):  # it may have been faster
+                os.killpg(self._transport.get_pid(), signal.SIGKILL)
+
+    def _read_rest(self) -> None:
+        """What it wrote before it ended; not until the pipe closes, which a grandchild may hold open."""
+        pipe = self._pipe(1).get_extra_info("pipe")
+        try:
+            while data := os.read(pipe.fileno(), _READ):
+                self.pipe_data_received(1, data)
+        except (BlockingIOError, ValueError):
+            pass  # nothing more now, or closed already
+
+    def _pipe(self, fd: int) -> Any:
+        assert self._transport is not None
+        return self._transport.get_pipe_transport(fd)
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"was killed by signal {-code}"
