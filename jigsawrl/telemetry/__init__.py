@@ -1,0 +1,1 @@
+"""What a run leaves behind: events, metrics, live progress, the closing table."""
