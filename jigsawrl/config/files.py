@@ -1,0 +1,149 @@
+"""What the settings point to on the disk: looked at before anything heavy is imported, never executed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jigsawrl.config.combinations import positions_problem
+from jigsawrl.config.targets import target_problem
+from jigsawrl.config.tasks import DataTask, EnvironmentTask
+from jigsawrl.errors import JigsawError
+from jigsawrl.model.spec import ModelSpec, spec_from_config
+
+if TYPE_CHECKING:
+    from jigsawrl.config.settings import LoraConfig, RunConfig
+
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def problems(config: RunConfig) -> list[str]:
+    """One line for each file, folder, function or package that is not there or not what it should be."""
+    found: list[str] = []
+    for key, check in (("model.path", _model), ("task.path", _task), ("task", _packages)):
+        try:
+            found += check(config)
+        except OSError as error:
+            found.append(f"{key}: {error.filename} cannot be read ({error.strerror})")
+    return found
+
+
+def _model(config: RunConfig) -> Iterator[str]:
+    if config.model.tiny is None:
+        folder = Path(config.model.path)
+        try:
+            spec = _read_model(folder, config.model.trust_remote_code)
+        except JigsawError as error:
+            yield str(error).replace("\n", " ")
+        else:
+            if problem := positions_problem(config, spec.max_positions, f"the model in {folder}"):
+                yield problem
+    if config.model.lora and config.model.lora.path:
+        yield from _adapter(config.model.lora, Path(config.model.lora.path))
+
+
+def _read_model(folder: Path, trusted: bool) -> ModelSpec:
+    """The model in a folder that has all it needs; a JigsawError for any other folder."""
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise JigsawError(
+            f"model.path: {folder} {what}; give a Hugging Face folder on this machine, or tiny "
+            "('jigsaw fetch smollm2' makes a folder)"
+        )
+    raw = _json(folder / "config.json", "model.path", "so it is not a Hugging Face model folder")
+    try:
+        spec = spec_from_config(raw, folder / "config.json")
+    except (TypeError, ValueError, AttributeError) as error:
+        raise JigsawError(f"model.path: {folder}/config.json does not describe a model ({error})") from None
+    _check_weights(folder)
+    _check_tokenizer(folder, trusted)
+    return spec
+
+
+def _check_weights(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        shards = set(_json(index, "model.path", "").get("weight_map", {}).values())
+        missing = sorted(name for name in shards if not (folder / str(name)).is_file())
+        if missing:
+            raise JigsawError(
+                f"model.path: {folder} lacks {missing[0]}, named by {index.name}; copy it there"
+            )
+    weights = [p for p in sorted(folder.glob("*.safetensors")) if not p.name.startswith("adapter_")]
+    if not weights:
+        pickled = [p.name for p in sorted(folder.iterdir()) if p.suffix in PICKLED]
+        found = f"only pickled weights ({pickled[0]}), which are never loaded" if pickled else "no weights"
+        raise JigsawError(f"model.path: {folder} has {found}; save the model as safetensors")
+    for path in weights:
+        with path.open("rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        if not 2 <= header <= path.stat().st_size - 8:
+            raise JigsawError(f"model.path: {path} is cut off or no safetensors file; download it again")
+
+
+def _check_tokenizer(folder: Path, trusted: bool) -> None:
+    has = {path.name for path in folder.iterdir()}
+    if not ({"tokenizer.json", "tokenizer.model"} & has or {"vocab.json", "merges.txt"} <= has):
+        raise JigsawError(f"model.path: {folder} has no tokenizer; put the model's tokenizer.json there")
+    if "tokenizer_config.json" in has and not trusted:
+        own_code = _json(folder / "tokenizer_config.json", "model.path", "").get("auto_map")
+        if own_code:
+            raise JigsawError(
+                f"model.path: the tokenizer in {folder} brings its own code ({own_code}); "
+                "if you trust it, set model.trust_remote_code to true"
+            )
+
+
+def _adapter(lora: LoraConfig, folder: Path) -> Iterator[str]:
+    if not folder.is_dir():
+        yield f"model.lora.path: {folder} is not a folder; give the folder of a PEFT adapter, or null"
+        return
+    try:
+        raw = _json(folder / "adapter_config.json", "model.lora.path", "so it is not a PEFT adapter")
+    except JigsawError as error:
+        yield str(error)
+        return
+    if not (folder / "adapter_model.safetensors").is_file():
+        yield f"model.lora.path: {folder} has no adapter_model.safetensors (pickled weights are never loaded)"
+    targets = raw.get("target_modules")
+    for key, mine, theirs in (
+        ("rank", lora.rank, raw.get("r")),
+        ("alpha", lora.alpha, raw.get("lora_alpha")),
+        ("targets", sorted(lora.targets), sorted(targets) if isinstance(targets, list) else targets),
+    ):
+        if mine != theirs:
+            fix = f"set model.lora.{key} to {json.dumps(theirs)}"
+            yield f"model.lora.{key}: {json.dumps(mine)} is not that of the adapter in {folder}; {fix}"
+
+
+def _task(config: RunConfig) -> Iterator[str]:
+    task = config.task
+    if isinstance(task, DataTask):
+        if not Path(task.path).exists():
+            yield f"task.path: there is no file or folder {task.path}"
+        if problem := target_problem(task.reward.path):
+            yield f"task.reward.path: {problem}"
+    elif isinstance(task, EnvironmentTask) and (problem := target_problem(task.path)):
+        yield f"task.path: {problem}"
+
+
+def _packages(config: RunConfig) -> Iterator[str]:
+    if config.rollout.backend == "vllm" and find_spec("vllm") is None:
+        yield "rollout.backend: vllm is not installed; pip install 'jigsawrl[vllm]', or set it to jigsaw"
+    if config.telemetry.wandb and find_spec("wandb") is None:
+        yield "telemetry.wandb: wandb is not installed; pip install 'jigsawrl[wandb]', or set it to null"
+
+
+def _json(path: Path, key: str, otherwise: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise JigsawError(f"{key}: {path.parent} has no {path.name}, {otherwise}".rstrip(", ")) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise JigsawError(f"{key}: {path} is not valid JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise JigsawError(f"{key}: {path} is not a JSON object")
+    return content

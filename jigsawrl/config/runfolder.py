@@ -1,0 +1,66 @@
+"""Whether a run may use a folder: never over another run, never over files of something else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jigsawrl.config.messages import shown
+from jigsawrl.config.runfile import read_run_file, validated
+from jigsawrl.config.settings import RunConfig
+from jigsawrl.errors import JigsawError
+
+RESOLVED = "config.yaml"
+FREE = ("steps", "checkpoint", "telemetry")
+"""Settings that may change when a run goes on; any other would make it a different run."""
+
+
+def check_run_folder(config: RunConfig, out: Path, resume: bool) -> bool:
+    """Whether `out` holds this run already. A JigsawError where it holds anything else, or cannot be written.
+
+    A run writes its resolved file before any other, so a folder without one holds no run.
+    """
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise JigsawError(
+            f"{out}: {'is' if there == out else f'{there} is'} a file; choose another folder with --out"
+        )
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise JigsawError(f"{out}: cannot be written; choose another folder with --out")
+    resolved = out / RESOLVED
+    if there != out or not any(out.glob("[!.]*")):
+        return False
+    if not resolved.exists():
+        raise JigsawError(f"{out}: is not empty, and holds no run; choose another folder with --out")
+    if not resume:
+        raise JigsawError(
+            f"{out}: holds a run already; continue it with --resume, or choose another with --out"
+        )
+    try:
+        before = validated(read_run_file(resolved))
+    except JigsawError as error:
+        raise JigsawError(f"{resolved}: cannot be resumed: {str(error).splitlines()[0]}") from None
+    if changed := differences(before, config):
+        more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
+        raise JigsawError(
+            f"{out}: holds a run with other settings: {'; '.join(changed[:3])}{more}\n"
+            "resume it with the settings it had, or choose another folder with --out"
+        )
+    return True
+
+
+def differences(before: RunConfig, now: RunConfig) -> list[str]:
+    """`key was a, is b` for each setting that differs and may not."""
+    old, new = ({k: v for k, v in c.to_dict().items() if k not in FREE} for c in (before, now))
+    return list(_differences(old, new))
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key in {**old, **new}:
+        was, now = old.get(key), new.get(key)
+        if isinstance(was, dict) and isinstance(now, dict):
+            yield from _differences(was, now, f"{prefix}{key}.")
+        elif was != now:
+            yield f"{prefix}{key} was {shown(was)}, is {shown(now)}"
