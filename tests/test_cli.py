@@ -277,9 +277,6 @@ def test_importing_the_package_loads_nothing_heavy(environment: dict[str, str]) 
         _ = jigsawrl.trian
 
 
-# --- the Python API ---------------------------------------------------------------------------------------
-
-
 def reward(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
     return float(solution_str.strip() == ground_truth)
 

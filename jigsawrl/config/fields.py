@@ -50,7 +50,6 @@ def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
 Flag = Annotated[bool, Strict()]
 Whole = Annotated[int, Field(strict=True, ge=0)]
 Count = Annotated[int, Field(strict=True, ge=1)]
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0)]
 Fraction = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]

@@ -41,7 +41,10 @@ def shown(value: Any) -> str:
     elif isinstance(value, str):
         text = repr(value)
     else:
-        text = json.dumps(value, default=str, ensure_ascii=False)
+        try:
+            text = json.dumps(value, default=str, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError):  # odd keys, or a YAML alias to what it is part of
+            text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -24,9 +24,7 @@ def check_run_folder(config: RunConfig, out: Path, resume: bool) -> bool:
     """
     there = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not there.is_dir():
-        raise JigsawError(
-            f"{out}: {'is' if there == out else f'{there} is'} a file; choose another folder with --out"
-        )
+        raise JigsawError(f"{there}: is a file; choose another folder with --out")
     if not os.access(there, os.W_OK | os.X_OK):
         raise JigsawError(f"{out}: cannot be written; choose another folder with --out")
     resolved = out / RESOLVED
