@@ -152,7 +152,8 @@ class Pipeline:
             kept += [t for t, is_flat in zip(fresh, flat, strict=True) if not is_flat]
             if len({t.prompt for t in kept}) >= wanted or rounds == sampling.max_rounds or not fresh:
                 break
-        kept = sorted(kept or everything, key=lambda t: (t.prompt, t.sample))
+        kept = kept or everything[: wanted * self.config.rollout.samples]
+        kept.sort(key=lambda t: (t.prompt, t.sample))
         for error in {t.error for t in everything if t.error}:
             journal.warn(f"step {self.done + 1}: {error}")
         values = rollout_metrics(everything)

@@ -1,0 +1,50 @@
+"""Small real runs that several tests share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jigsawrl.config import RunConfig
+from jigsawrl.config.runfile import checked
+from jigsawrl.pipeline.loop import Result, run
+from jigsawrl.telemetry.progress import Progress
+
+SUMS = {"kind": "arithmetic", "max_number": 6, "size": 49}
+SMALL = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2}
+
+
+def config(**changes: Any) -> RunConfig:
+    """A run of a few seconds; sections in `changes` are merged into it."""
+    data: dict[str, Any] = {
+        "name": "test",
+        "threads": 1,
+        "steps": 3,
+        "device": "cpu",
+        "model": {"path": "tiny", "tiny": {**SMALL, "warmup_steps": 5}},
+        "task": SUMS,
+        "rollout": {"prompts_per_step": 8, "samples": 4, "max_tokens": 6, "max_prompt_tokens": 64},
+        "trainer": {"lr": 1e-3},
+        "telemetry": {"tensorboard": False},
+    }
+    for key, value in changes.items():
+        merge = isinstance(value, dict) and isinstance(data.get(key), dict) and key not in ("model", "task")
+        data[key] = {**data[key], **value} if merge else value
+    return checked(data)
+
+
+def train(out: Path, resume: bool = False, **changes: Any) -> Result:
+    with Progress(json=True) as progress:
+        return run(config(**changes), out, resume, progress)
+
+
+def metrics(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def learned(out: Path) -> list[dict[str, float]]:
+    """The metrics that must be equal between two runs: all but the times."""
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("timing_s/", "perf/"))} for row in metrics(out)
+    ]
