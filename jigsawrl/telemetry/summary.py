@@ -20,6 +20,7 @@ STAGES = {
     "timing_s/old_log_prob": "old log-probs",
     "timing_s/ref": "reference log-probs",
     "timing_s/values": "critic's values",
+    "timing_s/adv": "advantages",
     "timing_s/update_critic": "critic update",
     "timing_s/update_actor": "update",
     "timing_s/update_weights": "weight sync",

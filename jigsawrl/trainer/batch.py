@@ -43,9 +43,15 @@ class Batch:
 
 def flat_indices(lengths: Tensor, indices: list[int]) -> Tensor:
     """Where the tokens of these sequences stand in a flat value of all."""
-    starts = lengths.cumsum(0) - lengths
-    pieces = [torch.arange(int(starts[i]), int(starts[i] + lengths[i])) for i in indices]
-    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
+    starts = (lengths.cumsum(0) - lengths)[indices]
+    chosen = lengths[indices]
+    return starts.repeat_interleave(chosen) + counted(chosen)
+
+
+def counted(lengths: Tensor) -> Tensor:
+    """0, 1, 2, ... for each sequence, flat."""
+    begins = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum())) - begins.repeat_interleave(lengths)
 
 
 def micro_batches(token_counts: list[int], budget: int) -> list[list[int]]:

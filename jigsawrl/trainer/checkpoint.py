@@ -77,7 +77,7 @@ class CheckpointStore:
             self._publish(aside, target)
         except (OSError, SafetensorError) as error:
             _delete(aside)
-            reason = error.strerror if isinstance(error, OSError) else error
+            reason = error.strerror if isinstance(error, OSError) else str(error).rpartition("I/O error: ")[2]
             raise JigsawError(
                 f"the checkpoint of step {step} could not be written to {self._folder}: {reason}\n"
                 "Earlier checkpoints are as they were; mend the cause and continue with --resume"

@@ -33,15 +33,11 @@ class PackedAttention:
     """Attention over flat sequences of these lengths, in this order."""
 
     def __init__(self, lengths: list[int], device: torch.device) -> None:
-        starts = [0]
-        for length in lengths:
-            starts.append(starts[-1] + length)
-        self.groups = [_group(members, starts, lengths, device) for members in group_lengths(lengths)]
-        self.rows = [
-            torch.cat([torch.arange(starts[i], starts[i + 1]) for i in members]).to(device)
-            for members in group_lengths(lengths)
-        ]
-        self.order = torch.argsort(torch.cat(self.rows))
+        counts = torch.tensor(lengths)
+        starts = counts.cumsum(0) - counts
+        members = [torch.tensor(group) for group in group_lengths(lengths)]
+        self.groups = [_group(starts[group], counts[group], device) for group in members]
+        self.order = torch.cat([group.pad[group.unpad] for group in self.groups]).argsort()
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         outputs = [_Unpad.apply(self._attend(group, q, k, v), group) for group in self.groups]
@@ -68,16 +64,13 @@ def group_lengths(lengths: list[int]) -> list[list[int]]:
     return groups
 
 
-def _group(members: list[int], starts: list[int], lengths: list[int], device: torch.device) -> Group:
-    width = lengths[members[0]]
-    begin = torch.tensor([starts[i] for i in members]).unsqueeze(1)
-    length = torch.tensor([lengths[i] for i in members]).unsqueeze(1)
+def _group(starts: Tensor, lengths: Tensor, device: torch.device) -> Group:
+    """The layout of sequences that begin at these flat rows; the first one is the longest."""
+    width = int(lengths[0])
     column = torch.arange(width).unsqueeze(0)
-    real = column < length
-    pad = torch.where(real, begin + column, begin)
-    return Group(
-        pad.flatten().to(device), real.flatten().nonzero().squeeze(1).to(device), len(members), width
-    )
+    real = column < lengths.unsqueeze(1)
+    pad = starts.unsqueeze(1) + column * real
+    return Group(pad.flatten().to(device), real.flatten().nonzero().squeeze(1).to(device), len(starts), width)
 
 
 class _Pad(torch.autograd.Function):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from jigsawrl.model.transformer import Transformer
-from jigsawrl.trainer.batch import Batch, micro_batches
+from jigsawrl.trainer.batch import Batch, counted, micro_batches
 from jigsawrl.trainer.logprobs import token_logprobs
 from jigsawrl.trainer.optimizer import Optimizer, OptimizerSettings
 from jigsawrl.trainer.packed import PackedAttention
@@ -78,18 +78,19 @@ def evaluate(
 def hidden_states(model: Transformer, batch: Batch) -> Tensor:
     """Hidden states [t, H] from which the trained tokens were chosen: those one position before them."""
     device = model.device
-    lengths = [len(t) for t in batch.tokens]
-    tokens = torch.cat(batch.tokens).to(device)
-    positions = torch.cat([torch.arange(n) for n in lengths]).to(device)
-    hidden = model(tokens, positions, PackedAttention(lengths, device))
-    starts = torch.tensor([0, *lengths[:-1]]).cumsum(0)
-    rows = torch.cat([start + trained - 1 for start, trained in zip(starts, batch.trained, strict=True)])
+    counts = torch.tensor([len(t) for t in batch.tokens])
+    tokens, positions = torch.cat(batch.tokens).to(device), counted(counts).to(device)
+    hidden = model(tokens, positions, PackedAttention(counts.tolist(), device))
+    starts = (counts.cumsum(0) - counts).repeat_interleave(batch.lengths)
+    rows = starts + torch.cat(batch.trained) - 1
     return hidden.index_select(0, rows.to(device))
 
 
 def trained_tokens(batch: Batch) -> Tensor:
     """[t] ids of the trained tokens."""
-    return torch.cat([t[where] for t, where in zip(batch.tokens, batch.trained, strict=True)])
+    counts = torch.tensor([len(t) for t in batch.tokens])
+    starts = (counts.cumsum(0) - counts).repeat_interleave(batch.lengths)
+    return torch.cat(batch.tokens)[starts + torch.cat(batch.trained)]
 
 
 def policy_logprobs(model: Transformer, temperature: float) -> Callable[[Batch, Tensor], Tensor]:

@@ -113,15 +113,15 @@ from jigsawrl.telemetry.metrics import Metrics
 for line in iter(sys.stdin.readline, ""):
     if (child := os.fork()) != 0:
         os.waitpid(child, 0)
-        print("dead", flush=True)
+        os.write(1, b"dead\\n")
         continue
     step = int(line)
     metrics = Metrics(Path(sys.argv[1]), resume_step=step)
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\\n" % os.getpid())
     while True:
         step += 1
         metrics.log(step, {f"figure/{i}": step + 0.5 for i in range(30)})
-        print(step, flush=True)
+        os.write(1, b"%d\\n" % step)
 os._exit(0)
 """
 
@@ -138,8 +138,8 @@ def test_killed_and_resumed_again_and_again_every_step_is_there_once(tmp_path: P
             for _ in range(finished):
                 step = int(writers.stdout.readline())
             os.kill(pid, signal.SIGKILL)
-            while writers.stdout.readline() != "dead\n":
-                pass
+            while (line := writers.stdout.readline()) != "dead\n":
+                assert line, "the writers are gone"
             resume = step - 1
         writers.stdin.close()
     Metrics(tmp_path, resume_step=resume).close()

@@ -359,16 +359,19 @@ from jigsawrl.trainer.checkpoint import CheckpointStore
 torch.set_num_threads(1)
 OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir"}
 
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # One write: never half a line.
+
 def tensors(step):
-    return {"model": {"weight": torch.full((100, 1000), float(step))}, "optimizer": {"m": torch.full((9,), -step)}}
+    return {"model": {"weight": torch.full((100, 1000), float(step))}}
 
 for line in iter(sys.stdin.readline, ""):
     folder, step, events = line.split()[0], *map(int, line.split()[1:])
     if (child := os.fork()) != 0:
         os.waitpid(child, 0)
-        print("dead", flush=True)
+        say("dead")
         continue
-    print(os.getpid(), flush=True)
+    say(os.getpid())
     seen = 0
 
     def hook(event, arguments):
@@ -378,14 +381,14 @@ for line in iter(sys.stdin.readline, ""):
             if seen == events:
                 os.kill(os.getpid(), signal.SIGKILL)
             if not events:
-                print("busy", flush=True)
+                say("busy")
 
     sys.addaudithook(hook)
     store = CheckpointStore(Path(folder) / "checkpoints", 1, {"model": "tiny", "seed": 0})
     while True:
         for _ in range(2):
             store.save(step, tensors(step), {"step": step})
-            print("saved", step, flush=True)
+            say("saved", step)
         step += 1
 os._exit(0)
 """
@@ -417,6 +420,7 @@ def last_saved_before_kill(
     print(folder, first, events, file=savers.stdin, flush=True)
     pid, saved = int(savers.stdout.readline()), first - 1
     for count, line in enumerate(iter(savers.stdout.readline, "dead\n"), 1):
+        assert line, "the savers are gone"
         if line.startswith("saved"):
             saved = int(line.split()[1])
         if count == lines:
@@ -433,8 +437,8 @@ def step_after_kill(folder: Path, saved: int) -> int:
     assert loaded is not None
     assert loaded.step in (saved, saved + 1)
     assert all(name.startswith("step-") for name in names(folder))
-    model, optimizer = torch.full((100, 1000), float(loaded.step)), torch.full((9,), -loaded.step)
-    assert_is_of_its_step(loaded, loaded.step, {"model": {"weight": model}, "optimizer": {"m": optimizer}})
+    weight = torch.full((100, 1000), float(loaded.step))
+    assert_is_of_its_step(loaded, loaded.step, {"model": {"weight": weight}})
     return loaded.step
 
 
@@ -450,7 +454,7 @@ def test_killed_at_every_file_operation_a_good_checkpoint_remains(
         step = step_after_kill(folder, saved)
         save(folder, step + 1, keep=1)
         assert names(folder) == [f"step-{step + 1:06d}"]
-    assert event > 50
+    assert event > 40
 
 
 def test_killed_at_random_moments_a_good_checkpoint_remains(
