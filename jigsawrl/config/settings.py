@@ -47,9 +47,9 @@ class TinyConfig(Settings):
     """Attention heads."""
     kv_heads: Count = 2
     """Key-value heads, shared by the attention heads."""
-    warmup_steps: Whole = 150
+    warmup_steps: Whole = 300
     """Supervised steps on the task's demonstrations before RL starts."""
-    warmup_noise: Fraction = 0.7
+    warmup_noise: Fraction = 0.6
     """Share of the demonstrations that are wrong, so that RL has something to learn."""
 
 

@@ -42,8 +42,6 @@ class Journal:
 
     def begin(self, step: int) -> None:
         self.step = step
-        self.started = now()
-        self.timings = {}
 
     @contextmanager
     def stage(self, name: str, substage: Substage | None = None) -> Iterator[None]:
@@ -88,6 +86,7 @@ class Journal:
         self.metrics.log(self.step, self.last)
         self.events.emit("step", pipeline=self.pipeline, step=self.step)
         self.progress.update(self.pipeline, self.step, self.last)
+        self.started, self.timings = now(), {}  # what comes between two steps counts to the later one
 
     def warn(self, text: str) -> None:
         """Tells the user, but not for ever."""

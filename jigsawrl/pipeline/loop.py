@@ -81,11 +81,11 @@ def run(config: RunConfig, out: Path, resume: bool, progress: Progress) -> Resul
                 while pipeline.done < config.steps and not interrupted():
                     journal.begin(pipeline.done + 1)
                     values = pipeline.step(journal)
+                    journal.end(values)
                     last = pipeline.done == config.steps or interrupted()
                     if last or pipeline.done % config.checkpoint.every == 0:
-                        with journal.stage("checkpoint", "swap"):
+                        with journal.stage("checkpoint"):
                             store.save(pipeline.done, workers.first("save_state"), pipeline.state())
-                    journal.end(values)
                 if pipeline.done < config.steps:
                     ended = "interrupted"
                     raise KeyboardInterrupt(f"stopped after step {pipeline.done}; go on with --resume")
@@ -303,18 +303,21 @@ def fingerprint(config: RunConfig, base: Path) -> dict[str, object]:
 
 @contextmanager
 def finish_step_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C lets the step finish; the second one ends it where it is."""
+    """The first Ctrl-C or SIGTERM lets the step finish; the second one ends it where it is."""
     pressed = threading.Event()
+    signals = (signal.SIGINT, signal.SIGTERM)
 
     def note(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for each in signals:
+            signal.signal(each, signal.default_int_handler)
         pressed.set()
 
     if threading.current_thread() is not threading.main_thread():
         yield pressed.is_set
         return
-    before = signal.signal(signal.SIGINT, note)
+    before = [signal.signal(each, note) for each in signals]
     try:
         yield pressed.is_set
     finally:
-        signal.signal(signal.SIGINT, before)
+        for each, handler in zip(signals, before, strict=True):
+            signal.signal(each, handler)

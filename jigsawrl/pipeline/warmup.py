@@ -31,7 +31,7 @@ from jigsawrl.trainer.trainer import Metrics, Trainer, trained_tokens
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
 
-BATCH, LEARNING_RATE = 64, 3e-3
+BATCH, LEARNING_RATE = 64, 1e-3
 
 
 def prepare_base(config: RunConfig, out: Path, message: Callable[[str], None]) -> Path:

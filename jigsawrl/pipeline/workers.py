@@ -10,6 +10,7 @@ how many there are.
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 import traceback
@@ -120,8 +121,6 @@ def start_workers(config: RunConfig, base: Path) -> Workers:
 
 def set_up_torch(config: RunConfig, device: str) -> None:
     """Threads, and whatever determinism needs; once in a process."""
-    import os
-
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(config.threads or max(1, cores // config.workers))
     if config.deterministic:
@@ -196,7 +195,8 @@ def worker_main(
 ) -> None:
     """A worker process: builds its actor, then does as it is told until the pipe closes."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loop decides when to stop
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)  # the loop decides when to stop
     set_up_torch(config, device)
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
