@@ -22,7 +22,7 @@ def config(**changes: Any) -> RunConfig:
         "threads": 1,
         "steps": 3,
         "device": "cpu",
-        "model": {"path": "tiny", "tiny": {**SMALL, "warmup_steps": 5}},
+        "model": {"path": "tiny", "tiny": {**SMALL, "warmup_steps": 80, "warmup_noise": 0.3}},
         "task": SUMS,
         "rollout": {"prompts_per_step": 8, "samples": 4, "max_tokens": 6, "max_prompt_tokens": 64},
         "trainer": {"lr": 1e-3},

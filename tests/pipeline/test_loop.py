@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from runs import SMALL, SUMS, learned, metrics, train
+from runs import SMALL, learned, metrics, train
 from safetensors.torch import load_file
 
 from jigsawrl.errors import JigsawError
@@ -27,6 +27,7 @@ def test_a_run_leaves_a_folder_that_others_can_read(tmp_path):
     assert result.steps == 4
     assert yaml.safe_load((out / "config.yaml").read_text())["steps"] == 4
     assert [row["step"] for row in metrics(out)] == [1, 2, 3, 4]
+    assert metrics(out)[0]["reward/mean"] > 0
     assert list((out / "tensorboard").glob("events.*"))
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-000004"]
     model = transformers.AutoModelForCausalLM.from_pretrained(result.model)
@@ -81,7 +82,7 @@ def test_two_workers_learn_what_one_learns(tmp_path):
 
 
 def test_adapters_are_exported_beside_the_merged_model_and_resume(tmp_path):
-    model = {"path": "tiny", "tiny": {**SMALL, "warmup_steps": 5}, "lora": {"rank": 4}}
+    model = {"path": "tiny", "tiny": {**SMALL, "warmup_steps": 80, "warmup_noise": 0.3}, "lora": {"rank": 4}}
     train(tmp_path / "run", steps=2, model=model)
     assert json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())["r"] == 4
     state = load_file(tmp_path / "run" / "checkpoints" / "step-000002" / "policy.safetensors")

@@ -171,10 +171,10 @@ BAD = {
     "not json": Failure("raised", "what it returned cannot be sent: TypeError: a set is not JSON"),
     "circle": Failure("raised", "what it returned cannot be sent: ValueError: "),
     "huge": Failure("raised", "it returned 9 MiB; at most 8 MiB can be sent"),
-    "loop": Failure("timeout", "it took longer than 0.5 s"),
-    "sleep": Failure("timeout", "it took longer than 0.5 s"),
-    "regex": Failure("timeout", "it took longer than 0.5 s"),
-    "await forever": Failure("timeout", "it took longer than 0.5 s"),
+    "loop": Failure("timeout", "it took longer than 0.4 s"),
+    "sleep": Failure("timeout", "it took longer than 0.4 s"),
+    "regex": Failure("timeout", "it took longer than 0.4 s"),
+    "await forever": Failure("timeout", "it took longer than 0.4 s"),
 }
 QUICK = [
     "exit",
@@ -228,7 +228,7 @@ def test_only_the_guilty_call_fails(make: Make, mode: str) -> None:
 def test_only_the_hanging_call_fails(make: Make, mode: str, bad: str) -> None:
     """Whether it waits, computes, holds the interpreter, or holds up the loop that all share."""
     function, threads = MODES[mode]
-    sandbox = make(function, threads=threads, timeout=0.5)
+    sandbox = make(function, threads=threads, timeout=0.4)
     sandbox.check()
     before, guilty, *after = results(sandbox, "nap", bad, "nap", "good")
     assert_blamed(guilty, bad)
@@ -236,7 +236,7 @@ def test_only_the_hanging_call_fails(make: Make, mode: str, bad: str) -> None:
 
 
 def test_a_call_under_way_when_its_process_is_ended_starts_again(make: Make) -> None:
-    sandbox = make("behave", threads=8, timeout=1.0)
+    sandbox = make("behave", threads=8, timeout=0.6)
     sandbox.check()
     guilty = sandbox.call(None, {"what": "sleep"})
     first = sandbox.call(None, {"what": "long nap"})
@@ -245,7 +245,6 @@ def test_a_call_under_way_when_its_process_is_ended_starts_again(make: Make) -> 
     )  # so that the next one is under way when the time of the guilty is up
     second = sandbox.call(None, {"what": "long nap"})
     assert guilty.result(30).kind == "timeout"
-    assert not second.done()
     assert second.result(30) == "long nap"
 
 
@@ -264,10 +263,10 @@ def test_a_call_that_was_only_there_when_its_process_died_is_not_blamed(make: Ma
 
 
 def test_calls_that_compute_side_by_side_are_not_blamed_for_being_slow_together(make: Make) -> None:
-    """Thirty calls of 0.03 s share one interpreter: together they take 0.9 s, and would all time out."""
-    sandbox = make("behave", threads=30, timeout=0.5)
-    sandbox.check()
-    assert results(sandbox, *["work"] * 30) == ["work"] * 30
+    """Twenty calls of 0.03 s share one interpreter: together they take 0.6 s, and would all time out."""
+    sandbox = make("behave", threads=20, timeout=0.4)
+    assert results(sandbox, *["nap"] * 20) == ["nap"] * 20  # there are twenty threads now
+    assert results(sandbox, *["work"] * 20) == ["work"] * 20
 
 
 @pytest.mark.parametrize(("mode", "bad"), [("threads", "sleep"), ("loop", "await forever")])
@@ -283,12 +282,12 @@ def test_calls_that_hang_together_are_found_out_together(make: Make, mode: str, 
 
 def test_the_number_of_processes_is_bounded(make: Make) -> None:
     sandbox = make("behave", processes=2, threads=8)
-    futures = [sandbox.call(None, {"what": what}) for what in ["exit", "nap", "good"] * 4]
+    futures = [sandbox.call(None, {"what": what}) for what in ["exit", "nap", "good"] * 3]
     most = 0
     while wait(futures, timeout=0.01).not_done:
         most = max(most, len(host_processes()))
     assert most <= 6  # two to share the work, two for suspects, two on their way out
-    assert [future.result() for future in futures[1::3]] == ["nap"] * 4
+    assert [future.result() for future in futures[1::3]] == ["nap"] * 3
 
 
 def test_what_user_code_has_started_ends_with_it(make: Make, tmp_path: Path) -> None:
@@ -394,35 +393,24 @@ def test_closing_at_once_waits_for_no_import(tmp_path: Path) -> None:
         sandbox.check()
 
 
-@pytest.mark.parametrize("doing", ["nothing", "sleep", "regex"])
+@pytest.mark.parametrize("doing", ["good", "sleep", "regex"])
 def test_processes_end_with_a_parent_that_is_killed(doing: str) -> None:
     script = f"""
         import sys
         from jigsawrl.pipeline.sandbox import Sandbox
-        ask = Sandbox("{USER_CODE}:identity", {{}}, processes=1, timeout=1000)
-        busy = Sandbox("{USER_CODE}:behave", {{}}, processes=1, timeout=1000)
-        print(ask.call(None, {{}}).result(), flush=True)
-        busy.check()
-        busy.call(None, {{"what": "{doing}"}})
-        print(*(open(f"/proc/self/task/{{t}}/children").read() for t in __import__("os").listdir("/proc/self/task")))
-        sys.stdout.flush()
+        sandbox = Sandbox("{USER_CODE}:announce", {{}}, processes=1, timeout=1000)
+        sandbox.call(None, {{"what": "{doing}"}})
         sys.stdin.read()
     """
-    parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert parent.stdout is not None
-    asked = int(parent.stdout.readline())
-    children = [int(pid) for pid in parent.stdout.readline().split()]
-    assert asked in children
-    assert len(children) == 2
-    parent.send_signal(signal.SIGKILL)
-    parent.communicate()
-    for pid in children:
-        wait_until_gone(pid)
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    parent = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert parent.stdin is not None
+    assert parent.stderr is not None
+    with parent.stdin, parent.stderr:
+        child = int(parent.stderr.readline())
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        wait_until_gone(child)
 
 
 # Parts without processes

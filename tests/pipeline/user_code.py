@@ -1,13 +1,14 @@
-"""User code of all kinds, good and bad, that the sandbox tests run in other processes."""
+"""User code of all kinds, good and bad, that the sandbox tests run in other processes.
 
-import asyncio
+It imports little at its top: it is loaded more than a hundred times.
+"""
+
 import collections
 import ctypes
 import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
 from typing import Any
@@ -73,7 +74,7 @@ def behave(what: str) -> Any:
     elif what == "nap":
         time.sleep(0.05)
     elif what == "long nap":
-        time.sleep(0.6)
+        time.sleep(0.4)
     elif what == "work":
         end = time.thread_time() + 0.03
         while time.thread_time() < end:
@@ -88,6 +89,8 @@ def deep(levels: int, message: str) -> None:
 
 
 async def behave_async(what: str) -> Any:
+    import asyncio
+
     if what == "await forever":
         await asyncio.sleep(1000)
     elif what == "nap":
@@ -125,11 +128,14 @@ def alarmed() -> str:
     return "alarmed"
 
 
-def identity() -> int:
-    return os.getpid()
+def announce(what: str) -> Any:
+    print(os.getpid())
+    return behave(what)
 
 
 def spawn_and_hang(file: str) -> None:
+    import subprocess
+
     process = subprocess.Popen(["sleep", "1000"])
     with open(file, "w") as out:
         out.write(str(process.pid))
@@ -148,6 +154,8 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
 
 
 async def compute_score_async(data_source: str, solution_str: str, ground_truth: str) -> Any:
+    import asyncio
+
     await asyncio.sleep(0.01 * (len(solution_str) % 3))
     return compute_score(data_source, solution_str, ground_truth)
 
@@ -167,6 +175,8 @@ def by_group(prompts: Any, completions: Any, answer: list[str], **columns: Any) 
 
 
 async def by_group_async(prompts: Any, completions: Any, **columns: Any) -> Any:
+    import asyncio
+
     await asyncio.sleep(0)
     return [None, float("nan"), True, 2][: len(completions)]
 
@@ -229,6 +239,8 @@ class Async:
         self.actions: list[str] = []
 
     async def reset(self, seed: int) -> str:
+        import asyncio
+
         await asyncio.sleep(0)
         return str(seed)
 
