@@ -18,7 +18,7 @@ from jigsawrl.engine.types import Pass, RolloutBackend, SamplingParams
 from jigsawrl.errors import JigsawError
 from jigsawrl.model.folder import export_adapter, export_model, load_adapter, load_model
 from jigsawrl.model.lora import add_lora, without_lora
-from jigsawrl.model.tokenizer import load_tokenizer
+from jigsawrl.model.tokenizer import Tokenizer, load_tokenizer
 from jigsawrl.model.transformer import Transformer
 from jigsawrl.pipeline.losses import LossInputs, LossSettings, policy_loss, value_loss
 from jigsawrl.pipeline.rollout import Rollout, RolloutSettings
@@ -65,6 +65,7 @@ class Actor:
         self.recorder = PassRecorder(self.spans.append)
         self.most_decoding = 0
         self.rollouts = self._rollouts()
+        self.rollouts.check()
 
     # What is set up once
 
@@ -115,7 +116,7 @@ class Actor:
         task = load_task(config.task, config.seed)
         return Rollout(engine, tokenizer, task, settings, on_wait=self._waited)
 
-    def _engine(self, tokenizer: object) -> tuple[RolloutBackend, int]:
+    def _engine(self, tokenizer: Tokenizer) -> tuple[RolloutBackend, int]:
         """The rollout backend, and the longest sequence it takes."""
         rollout, spec = self.config.rollout, self.model.spec
         if rollout.backend == "vllm":
@@ -129,7 +130,7 @@ class Actor:
         blocks = cache_blocks(self.config, spec, self.dtype, self.device)
         own = Engine(
             self.model,
-            tokenizer,  # type: ignore[arg-type]
+            tokenizer,
             num_blocks=blocks,
             block_size=rollout.block_size,
             max_num_seqs=rollout.max_num_seqs,

@@ -63,6 +63,12 @@ class Rollout:
         self.rewards = Rewards(task.reward) if task.reward is not None else None
         self.environments = Environments(task.environment) if task.environment is not None else None
 
+    def check(self) -> None:
+        """JigsawError if the user's reward or environment cannot be loaded: before a step, not in it."""
+        for user_code in (self.rewards, self.environments):
+            if user_code is not None:
+                user_code.check()
+
     def run(self, prompts: Sequence[int], step: int) -> list[Trajectory]:
         """Every sample of these prompts, in the order of prompts and samples."""
         if self.environments is not None:
@@ -131,6 +137,12 @@ class _Episodes:
         self.episodes: dict[SampleKey, Trajectory] = {}
         self.opening: dict[int, dict[SampleKey, list[int]]] = {}
         self.live = 0
+
+    def check(self) -> None:
+        """JigsawError if the user's reward or environment cannot be loaded: before a step, not in it."""
+        for user_code in (self.rewards, self.environments):
+            if user_code is not None:
+                user_code.check()
 
     def run(self, prompts: Sequence[int]) -> list[Trajectory]:
         engine = self.rollout.engine

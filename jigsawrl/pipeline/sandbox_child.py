@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-_HOST = Path(__file__).with_name("sandbox_host.py")
+# Imported, so that its bytecode is cached, but not as a part of the package, which would be imported with it.
+_START = "import sys; sys.path.append({!r}); import sandbox_host; sys.path.pop(); sandbox_host.main()"
+_FOLDER = str(Path(__file__).parent)
 _READ = 1 << 16
 
 
@@ -31,7 +33,7 @@ class Failure:
 class Instance:
     """An object that lives in some process; its history of calls is enough to make it again in another one."""
 
-    key: str
+    id: int
     history: list[str] = field(default_factory=list)
     home: Child | None = None
     failure: Failure | None = None
@@ -67,12 +69,13 @@ class Call:
             return f'{head},"batch":[{",".join(self.batch)}]}}\n'
         if self.instance is None:
             return f'{head},"object":null,"history":null,"args":{self.args}}}\n'
-        key = json.dumps(self.instance.key)
         if self.drop:
-            return f'{head},"drop":{key}}}\n'
+            return f'{head},"drop":{self.instance.id}}}\n'
         history = "null" if self.instance.home is child else f"[{','.join(self.instance.history)}]"
         method = json.dumps(self.method)
-        return f'{head},"object":{key},"history":{history},"method":{method},"args":{self.args}}}\n'
+        return (
+            f'{head},"object":{self.instance.id},"history":{history},"method":{method},"args":{self.args}}}\n'
+        )
 
 
 class Child(asyncio.SubprocessProtocol):
@@ -112,7 +115,8 @@ class Child(asyncio.SubprocessProtocol):
             lambda: self,
             sys.executable,
             "-P",
-            _HOST,
+            "-c",
+            _START.format(_FOLDER),
             stderr=None,
             cwd=self._setup["folder"],
             start_new_session=True,
@@ -178,7 +182,7 @@ class Child(asyncio.SubprocessProtocol):
         for line in lines.decode("ascii", "replace").split("\n"):
             try:
                 message = json.loads(line)
-            except ValueError:  # user code wrote into our pipe
+            except (ValueError, RecursionError):  # user code wrote into our pipe, or nests without end
                 self._abort()
                 return
             if not self._killed:
@@ -208,11 +212,13 @@ class Child(asyncio.SubprocessProtocol):
     def _read_rest(self) -> None:
         """What it wrote before it ended; not until the pipe closes, which a grandchild may hold open."""
         pipe = self._pipe(1).get_extra_info("pipe")
-        try:
-            while data := os.read(pipe.fileno(), _READ):
-                self.pipe_data_received(1, data)
-        except (BlockingIOError, ValueError):
-            pass  # nothing more now, or closed already
+        data = b"more"
+        while data and not pipe.closed:
+            try:
+                data = os.read(pipe.fileno(), _READ)
+            except BlockingIOError:
+                return
+            self.pipe_data_received(1, data)
 
     def _pipe(self, fd: int) -> Any:
         assert self._transport is not None

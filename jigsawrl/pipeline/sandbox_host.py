@@ -10,7 +10,7 @@
 
 A sync target runs one call at a time in the main thread (`serial`), or many in threads of their own; an async
 target runs on one event loop. The process ends as soon as its input does, whatever user code is doing.
-Run by path, with nothing imported but the standard library, so that it is up in a fraction of a second.
+Nothing is imported but the standard library, so that a process is up in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Generator
 from typing import Any, NoReturn
 
@@ -172,7 +171,8 @@ class Replies:
 class Progress:
     """Tells whether the calls of this process could run freely, or may have waited for one another.
 
-    `held` is the time by which ticks came much too late: somebody held the interpreter, or the loop.
+    They could if hardly anybody computed, and nobody held the interpreter or the loop: `held` is the time by which
+    ticks came much too late.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -193,7 +193,7 @@ class Progress:
 
     def was_clear(self, since: tuple[float, float], timeout: float) -> bool:
         held, cpu = self.mark()
-        return held - since[0] < timeout / 4 and cpu - since[1] < timeout / 2
+        return held - since[0] < timeout / 4 and cpu - since[1] < timeout / 10
 
 
 class Host:
@@ -207,7 +207,7 @@ class Host:
         self.threads: int = setup["threads"]
         self.timeout: float = setup["timeout"]
         self.replies = replies
-        self.objects: dict[str, Any] = {}
+        self.objects: dict[int, Any] = {}
 
     def work(self, message: dict[str, Any]) -> Generator[Any, Any, Any]:
         """Carries out one message; yields whatever user code returned and is sent it back, awaited."""
@@ -351,7 +351,16 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def main() -> None:
+def main() -> NoReturn:
+    """Serves until the end; no thread of user code keeps the process then."""
+    try:
+        _serve()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    os._exit(1)
+
+
+def _serve() -> NoReturn:
     commands, replies = os.dup(0), Replies(os.dup(1))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # user code reads nothing from us,
@@ -385,11 +394,3 @@ def main() -> None:
         host.serve_in_threads(inbox)
     else:
         host.serve_serially(inbox)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except BaseException:
-        traceback.print_exc()
-    os._exit(1)  # no thread of user code keeps the process

@@ -30,10 +30,9 @@ START_TIMEOUT = 120.0  # for the imports of user code
 _STARTS = 3  # failing starts in a row after which no more are tried
 _AHEAD = 0.01  # seconds of work that lie ready in a serial process, so that it need not wait for us
 _MOST_AHEAD = 64
-_GRACE = (
-    0.25  # of the timeout, and seconds: how long a process with many calls has to report the overdue ones
-)
+_GRACE = 0.25  # of the timeout, for a process with many calls to report the overdue ones itself
 _PATIENCE = 1.0  # seconds for user code to close its instances when all is closed
+_LAST_WAIT = 10.0  # seconds for the kernel to end killed processes, far more than it needs
 CLOSED = Failure("died", "the sandbox is closed")
 
 
@@ -66,7 +65,9 @@ class Pool:
 
     def submit(self, future: Future[Any], method: str | None, args: str, key: str | None) -> None:
         """The result goes to the future; the work is handed out by the next `pump`."""
-        instance = None if key is None else self._instances.setdefault(key, Instance(key))
+        instance = None
+        if key is not None:
+            instance = self._instances.setdefault(key, Instance(next(self._ids)))
         if instance is not None and instance.busy:
             future.set_exception(RuntimeError(f"{key}: one call at a time"))
         elif instance is not None and instance.failure is not None:
@@ -132,7 +133,7 @@ class Pool:
             self._end(child)
         for settled in (self._starting, self._ending):
             if settled:
-                await asyncio.wait(settled, timeout=_PATIENCE)
+                await asyncio.wait(settled, timeout=_LAST_WAIT)
         if not self._about.done():
             self._about.set_exception(JigsawError("closed before user code was loaded"))
 
@@ -153,7 +154,8 @@ class Pool:
             if not self._queue:
                 break
             self._send(min(free, key=_load), self._queue.popleft())
-        for _ in range(min(len(self._suspects), self._processes - len(alone))):
+        expected = sum(not child.in_flight for child in alone)
+        for _ in range(min(len(self._suspects) - expected, self._processes - len(alone))):
             self._spawn(alone=True)
         for _ in range(self._processes - len(shared) if self._queue else 0):
             self._spawn(alone=False)
@@ -227,7 +229,7 @@ class Pool:
             self._finish(call, [_result(outcome) for outcome in message["batch"]])
             return
         result = _result(message)
-        if call.instance is not None and not isinstance(result, Failure):
+        if call.instance is not None and not call.drop and not isinstance(result, Failure):
             call.instance.history.append(call.step)
         self._finish(call, result)
 
@@ -277,10 +279,10 @@ class Pool:
         """Finds the processes that are overdue and cannot say so: one call, or one that holds up all others."""
         now = time.monotonic()
         for child in list(self._children):
-            grace = 0.0 if child.mode == "serial" else _GRACE
+            latest = 1.0 if child.mode == "serial" else 1 + _GRACE
             if not child.ready and now - child.started > START_TIMEOUT:
                 self._start_failed(child, f"it took longer than {START_TIMEOUT:g} s")
-            elif any(now - call.started > call.timeout * (1 + grace) + grace for call in child.running()):
+            elif any(now - call.started > call.timeout * latest for call in child.running()):
                 overdue = [call for call in child.running() if now - call.started > call.timeout]
                 suspects = [call for call in overdue if child.had_company(call)]
                 blamed = [call for call in overdue if call not in suspects]

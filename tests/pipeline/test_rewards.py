@@ -143,8 +143,8 @@ def test_a_function_that_cannot_be_loaded_is_refused(make: Make) -> None:
         make("comput_score").check()
 
 
-def test_no_answers_have_no_scores(make: Make) -> None:
-    assert scores(make("compute_score"), PROMPT) == []
+def test_no_answers_have_no_scores(shared: Rewards) -> None:
+    assert scores(shared, PROMPT) == []
 
 
 @given(st.one_of(st.floats(), st.integers(), st.booleans(), st.none(), st.text(), st.lists(st.integers())))

@@ -146,13 +146,13 @@ def test_what_user_code_prints_and_reads_disturbs_nobody(
 
 
 @pytest.mark.parametrize("mode", ["threads", "loop"])
-def test_naps_overlap(make: Make, mode: str) -> None:
+def test_waits_overlap(make: Make, mode: str) -> None:
     function, _ = MODES[mode]
     sandbox = make(function, threads=64)
     sandbox.check()
     started = time.monotonic()
-    assert results(sandbox, *["nap"] * 64) == ["nap"] * 64
-    assert time.monotonic() - started < 1.5  # one after the other: 3.2 s
+    assert results(sandbox, *["siesta"] * 64) == ["siesta"] * 64
+    assert time.monotonic() - started < 6  # one after the other: 13 s
 
 
 # What does not
@@ -171,10 +171,10 @@ BAD = {
     "not json": Failure("raised", "what it returned cannot be sent: TypeError: a set is not JSON"),
     "circle": Failure("raised", "what it returned cannot be sent: ValueError: "),
     "huge": Failure("raised", "it returned 9 MiB; at most 8 MiB can be sent"),
-    "loop": Failure("timeout", "it took longer than 0.4 s"),
-    "sleep": Failure("timeout", "it took longer than 0.4 s"),
-    "regex": Failure("timeout", "it took longer than 0.4 s"),
-    "await forever": Failure("timeout", "it took longer than 0.4 s"),
+    "loop": Failure("timeout", "it took longer than 0.3 s"),
+    "sleep": Failure("timeout", "it took longer than 0.3 s"),
+    "regex": Failure("timeout", "it took longer than 0.3 s"),
+    "await forever": Failure("timeout", "it took longer than 0.3 s"),
 }
 QUICK = [
     "exit",
@@ -201,10 +201,10 @@ def assert_blamed(result: Any, what: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_only_the_guilty_call_fails(make: Make, mode: str) -> None:
-    """All at once, in one process, each between innocent calls."""
+    """All at once, in one process, each between innocent calls, some of them under way."""
     function, threads = MODES[mode]
     sandbox = make(function, threads=threads)
-    what = [one for bad in QUICK for one in ("good", bad, "nap")]
+    what = ["nap", "nap", *(one for bad in QUICK for one in ("good", bad))]
     for one, result in zip(what, results(sandbox, *what), strict=True):
         if one in BAD:
             assert_blamed(result, one)
@@ -218,7 +218,6 @@ def test_only_the_guilty_call_fails(make: Make, mode: str) -> None:
         ("serial", "regex"),
         ("serial", "garble"),
         ("serial", "close all"),
-        ("threads", "loop"),
         ("threads", "sleep"),
         ("threads", "regex"),
         ("loop", "await forever"),
@@ -228,7 +227,7 @@ def test_only_the_guilty_call_fails(make: Make, mode: str) -> None:
 def test_only_the_hanging_call_fails(make: Make, mode: str, bad: str) -> None:
     """Whether it waits, computes, holds the interpreter, or holds up the loop that all share."""
     function, threads = MODES[mode]
-    sandbox = make(function, threads=threads, timeout=0.4)
+    sandbox = make(function, threads=threads, timeout=0.3)
     sandbox.check()
     before, guilty, *after = results(sandbox, "nap", bad, "nap", "good")
     assert_blamed(guilty, bad)
@@ -239,19 +238,17 @@ def test_a_call_under_way_when_its_process_is_ended_starts_again(make: Make) -> 
     sandbox = make("behave", threads=8, timeout=0.6)
     sandbox.check()
     guilty = sandbox.call(None, {"what": "sleep"})
-    first = sandbox.call(None, {"what": "long nap"})
-    assert (
-        first.result(30) == "long nap"
-    )  # so that the next one is under way when the time of the guilty is up
-    second = sandbox.call(None, {"what": "long nap"})
-    assert guilty.result(30).kind == "timeout"
-    assert second.result(30) == "long nap"
+    others = []
+    while not guilty.done():  # so that there is always one under way
+        others.append(results(sandbox, "nap"))
+    assert guilty.result().kind == "timeout"
+    assert others == [["nap"]] * len(others)
 
 
 def test_a_batch_with_a_bad_call_fails_for_that_call_only(make: Make) -> None:
     sandbox = make("behave", timeout=0.3)
     sandbox.check()
-    results = sandbox.map([{"what": what} for what in ("a", "exit", "b", "raise", "sleep", "c")]).result(30)
+    results = sandbox.map([{"what": what} for what in ("a", "exit", "b", "raise", "loop", "c")]).result(30)
     assert [result if isinstance(result, str) else result.kind for result in results] == [
         "a", "died", "b", "raised", "timeout", "c",
     ]  # fmt: skip
@@ -264,7 +261,7 @@ def test_a_call_that_was_only_there_when_its_process_died_is_not_blamed(make: Ma
 
 def test_calls_that_compute_side_by_side_are_not_blamed_for_being_slow_together(make: Make) -> None:
     """Twenty calls of 0.03 s share one interpreter: together they take 0.6 s, and would all time out."""
-    sandbox = make("behave", threads=20, timeout=0.4)
+    sandbox = make("behave", threads=20, timeout=0.5)
     assert results(sandbox, *["nap"] * 20) == ["nap"] * 20  # there are twenty threads now
     assert results(sandbox, *["work"] * 20) == ["work"] * 20
 
@@ -272,12 +269,12 @@ def test_calls_that_compute_side_by_side_are_not_blamed_for_being_slow_together(
 @pytest.mark.parametrize(("mode", "bad"), [("threads", "sleep"), ("loop", "await forever")])
 def test_calls_that_hang_together_are_found_out_together(make: Make, mode: str, bad: str) -> None:
     function, _ = MODES[mode]
-    sandbox = make(function, threads=32, timeout=1.0)
+    sandbox = make(function, threads=32, timeout=0.6)
     sandbox.check()
     started = time.monotonic()
     found = results(sandbox, *[bad] * 32)
     assert {result.kind for result in found} == {"timeout"}
-    assert time.monotonic() - started < 10  # one after the other: 32 s
+    assert time.monotonic() - started < 9  # one after the other: 19 s
 
 
 def test_the_number_of_processes_is_bounded(make: Make) -> None:
@@ -393,7 +390,7 @@ def test_closing_at_once_waits_for_no_import(tmp_path: Path) -> None:
         sandbox.check()
 
 
-@pytest.mark.parametrize("doing", ["good", "sleep", "regex"])
+@pytest.mark.parametrize("doing", ["good", "regex"])
 def test_processes_end_with_a_parent_that_is_killed(doing: str) -> None:
     script = f"""
         import sys

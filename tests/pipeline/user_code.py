@@ -73,8 +73,8 @@ def behave(what: str) -> Any:
             return "print"
     elif what == "nap":
         time.sleep(0.05)
-    elif what == "long nap":
-        time.sleep(0.4)
+    elif what == "siesta":
+        time.sleep(0.2)
     elif what == "work":
         end = time.thread_time() + 0.03
         while time.thread_time() < end:
@@ -93,8 +93,8 @@ async def behave_async(what: str) -> Any:
 
     if what == "await forever":
         await asyncio.sleep(1000)
-    elif what == "nap":
-        await asyncio.sleep(0.05)
+    elif what in ("nap", "siesta"):
+        await asyncio.sleep(0.05 if what == "nap" else 0.2)
         return what
     await asyncio.sleep(0)
     return behave(what)

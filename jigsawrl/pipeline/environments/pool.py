@@ -54,7 +54,11 @@ class Environments:
         self._sandbox.check()
 
     def reset(self, episode: str, seed: int, options: dict[str, Any]) -> Future[str | Failure]:
-        """Starts an episode; its name must not be in use. The result is the first observation."""
+        """Starts an episode; its name must not be in use. The result is the first observation.
+
+        The first call waits until the class is loaded, and raises what `check` raises.
+        """
+        self.check()
         call = self._sandbox.call("reset", {**options, "seed": seed}, key=episode)
         return then(call, lambda result: self._read(result, read_reset))
 
