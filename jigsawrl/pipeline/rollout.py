@@ -138,12 +138,6 @@ class _Episodes:
         self.opening: dict[int, dict[SampleKey, list[int]]] = {}
         self.live = 0
 
-    def check(self) -> None:
-        """JigsawError if the user's reward or environment cannot be loaded: before a step, not in it."""
-        for user_code in (self.rewards, self.environments):
-            if user_code is not None:
-                user_code.check()
-
     def run(self, prompts: Sequence[int]) -> list[Trajectory]:
         engine = self.rollout.engine
         keys = [key for index in prompts for key in self.rollout.keys(index, self.step)]

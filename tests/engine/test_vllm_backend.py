@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import random_model
 
 from jigsawrl.config.runfile import validated
 from jigsawrl.engine.engine import Engine
 from jigsawrl.engine.types import Pass, Request, SampleKey, SampleOutput, SamplingParams
 from jigsawrl.engine.vllm_backend import VllmEngine, model_weights
 from jigsawrl.errors import JigsawError
-from jigsawrl.model.folder import load_model, places
+from jigsawrl.model.folder import export_model, load_model, places
 from jigsawrl.model.lora import add_lora, linears
 from jigsawrl.model.tiny import write_tiny
 from jigsawrl.model.tokenizer import Tokenizer, load_tokenizer
@@ -28,13 +29,18 @@ from jigsawrl.model.transformer import Transformer
 from jigsawrl.pipeline.trajectory import Trajectory, make_batch
 from jigsawrl.trainer.trainer import evaluate, policy_logprobs
 
-needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed: make test-vllm")
 RUN_FILE = Path(__file__).parents[2] / "examples" / "arithmetic" / "run.yaml"
 PROMPTS = ("12+7=", "3+4=", "What is the sum of one hundred and two, and of seventeen? It is ", "x")
 
 
+def with_vllm(test):
+    installed = find_spec("vllm") is not None
+    return pytest.mark.vllm(pytest.mark.skipif(not installed, reason="needs vllm: make test-vllm")(test))
+
+
 def make_config(**rollout):
-    rollout = {"backend": "vllm", "max_num_seqs": 32, "max_tokens": 64, "max_prompt_tokens": 128, **rollout}
+    defaults = {"max_num_seqs": 32, "max_num_batched_tokens": 64, "max_tokens": 64, "max_prompt_tokens": 128}
+    rollout = {"backend": "vllm", **defaults, **rollout}
     return validated({"device": "cpu", "task": {"kind": "arithmetic"}, "rollout": rollout})
 
 
@@ -115,16 +121,14 @@ def trainer_logprobs(model, prompt: list[int], output: SampleOutput, temperature
     return evaluate(model, make_batch([trajectory]), 1024, policy_logprobs(model, temperature)).tolist()
 
 
-@pytest.mark.vllm
-@needs_vllm
+@with_vllm
 def test_greedy_tokens_and_logprobs_are_those_of_our_engine(engine):
     requests = make_requests(engine.tokenizer, samples=1, temperature=0.0, max_tokens=24)
     expected = generate(own_engine(engine.model, engine.tokenizer), requests)
     assert_same(generate(engine, requests), expected)
 
 
-@pytest.mark.vllm
-@needs_vllm
+@with_vllm
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_of_sampled_tokens_are_those_a_trainer_computes_at_the_same_temperature(engine, temperature):
     requests = make_requests(engine.tokenizer, temperature=temperature)
@@ -135,8 +139,7 @@ def test_logprobs_of_sampled_tokens_are_those_a_trainer_computes_at_the_same_tem
         assert output.generated.versions == [0] * 12
 
 
-@pytest.mark.vllm
-@needs_vllm
+@with_vllm
 def test_samples_depend_on_their_key_and_not_on_the_order_of_arrival(engine):
     requests = make_requests(engine.tokenizer, samples=4)
     expected = tokens_of(generate(engine, requests))
@@ -155,8 +158,7 @@ def test_samples_depend_on_their_key_and_not_on_the_order_of_arrival(engine):
     assert tokens_of(sorted(outputs, key=lambda o: (o.key.prompt, o.key.sample))) == expected
 
 
-@pytest.mark.vllm
-@needs_vllm
+@with_vllm
 def test_a_later_turn_of_a_sample_draws_other_numbers(engine):
     """The same key on a longer prompt, and a model that finds all tokens equally likely."""
     flat = {name: torch.zeros_like(tensor) for name, tensor in places(engine.model).items()}
@@ -169,8 +171,7 @@ def test_a_later_turn_of_a_sample_draws_other_numbers(engine):
     assert tokens_of(first) != tokens_of(second)
 
 
-@pytest.mark.vllm
-@needs_vllm
+@with_vllm
 def test_samples_of_one_prompt_share_the_full_blocks_of_its_prefill(world, engine):
     _, passes = world
     prompt = engine.tokenizer.encode("ab" * 35)
@@ -180,16 +181,40 @@ def test_samples_of_one_prompt_share_the_full_blocks_of_its_prefill(world, engin
     assert [p.decode_tokens for p in passes if p.prefill_tokens == 0] == [4] * 4
 
 
-@pytest.mark.vllm
-@needs_vllm
+@with_vllm
 def test_truncated_sampling_takes_only_the_best_tokens(engine):
     greedy = generate(engine, make_requests(engine.tokenizer, temperature=0.0))
     for cut in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
         assert tokens_of(generate(engine, make_requests(engine.tokenizer, **cut))) == tokens_of(greedy)
 
 
-@pytest.mark.vllm
-@needs_vllm
+@with_vllm
+def test_where_the_run_file_cuts_the_distribution_logprobs_are_those_before_the_cut(world, tmp_path):
+    tokenizer, cut = world[0].tokenizer, {"top_k": 5, "top_p": 0.9, "min_p": 0.05}
+    base, model, _ = tiny(tmp_path, seed=1)
+    engine = VllmEngine(model, base, tokenizer, make_config(**cut))
+    requests = make_requests(tokenizer, **cut)
+    for output in generate(engine, requests):
+        expected = trainer_logprobs(model, requests[output.key.prompt].prompt_token_ids, output, 1.0)
+        assert output.generated.logprobs == pytest.approx(expected, abs=1e-3)
+    engine.close()
+
+
+@with_vllm
+def test_a_cache_too_small_for_all_loses_no_sample(world, tmp_path):
+    tokenizer = world[0].tokenizer
+    base, model, _ = tiny(tmp_path, seed=1)
+    requests = make_requests(tokenizer, samples=4, max_tokens=60)
+    roomy = VllmEngine(model, base, tokenizer, make_config())
+    tight = VllmEngine(model, base, tokenizer, make_config(kv_cache_tokens=192))
+    expected = generate(roomy, requests)
+    assert {len(tokens) for tokens in tokens_of(expected)} == {60}
+    assert_same(generate(tight, requests), expected)
+    roomy.close()
+    tight.close()
+
+
+@with_vllm
 def test_abort_returns_partials_that_resume_with_a_cumulative_budget_and_their_versions(engine, other):
     requests = make_requests(engine.tokenizer, samples=1)
     for request in requests:
@@ -216,8 +241,7 @@ def test_abort_returns_partials_that_resume_with_a_cumulative_budget_and_their_v
     assert not engine.has_unfinished()
 
 
-@pytest.mark.vllm
-@needs_vllm
+@with_vllm
 def test_new_weights_are_used_from_the_next_token_and_recorded(engine, other):
     requests = make_requests(engine.tokenizer, samples=1, temperature=0.0)
     for request in requests:
@@ -239,8 +263,7 @@ def test_new_weights_are_used_from_the_next_token_and_recorded(engine, other):
         assert output.generated.logprobs[5:] == pytest.approx(end.generated.logprobs, abs=1e-3)
 
 
-@pytest.mark.vllm
-@needs_vllm
+@with_vllm
 def test_weights_change_the_output_and_change_it_back(engine, other):
     requests = make_requests(engine.tokenizer, samples=1, temperature=0.0)
     before = generate(engine, requests)
@@ -254,8 +277,7 @@ def test_weights_change_the_output_and_change_it_back(engine, other):
         engine.update_weights([("model.norm.weight", engine.model.norm.weight.data)], weight_version=3)
 
 
-@pytest.mark.vllm
-@needs_vllm
+@with_vllm
 def test_adapters_are_merged_into_the_weights_it_samples_from(engine, other):
     add_lora(other, rank=4, alpha=64, targets={"q_proj", "v_proj", "up_proj", "down_proj"}, seed=0)
     for _, linear in linears(other):
@@ -266,8 +288,7 @@ def test_adapters_are_merged_into_the_weights_it_samples_from(engine, other):
     assert_same(generate(engine, requests), generate(own_engine(other, engine.tokenizer), requests))
 
 
-@pytest.mark.vllm
-@needs_vllm
+@with_vllm
 @pytest.mark.parametrize("level", [1, 2])
 def test_sleep_and_wake_up_keep_every_sequence(engine, level):
     requests = make_requests(engine.tokenizer, samples=1, temperature=0.0)
@@ -289,8 +310,7 @@ def test_sleep_and_wake_up_keep_every_sequence(engine, level):
     assert [o.generated.versions for o in outputs] == [[new] * 12] + [[0] * 4 + [new] * 8] * 3
 
 
-@pytest.mark.vllm
-@needs_vllm
+@with_vllm
 def test_stop_strings_and_stop_tokens_end_a_sample_and_keep_their_tokens(engine):
     tokenizer = engine.tokenizer
     request = make_requests(tokenizer, samples=1, max_tokens=20)[0]
@@ -319,8 +339,7 @@ def test_stop_strings_and_stop_tokens_end_a_sample_and_keep_their_tokens(engine)
     assert cut.finish_reason == "stop"
 
 
-@pytest.mark.vllm
-@needs_vllm
+@with_vllm
 def test_the_token_that_ends_an_answer_is_kept_unless_it_is_to_be_ignored(engine, other):
     """A model whose likeliest token is always the end."""
     weights = dict(places(other).items())
@@ -335,8 +354,7 @@ def test_the_token_that_ends_an_answer_is_kept_unless_it_is_to_be_ignored(engine
     assert (output.generated.token_ids, output.finish_reason) == ([eos] * 12, "length")
 
 
-@pytest.mark.vllm
-@needs_vllm
+@with_vllm
 def test_a_request_that_can_never_fit_is_refused_at_once(engine):
     with pytest.raises(ValueError, match="do not fit into 1024 positions"):
         engine.add_request(Request("r", [5] * 1000, SamplingParams(max_tokens=25), [key(0)]))
@@ -345,8 +363,7 @@ def test_a_request_that_can_never_fit_is_refused_at_once(engine):
     assert not engine.has_unfinished()
 
 
-@pytest.mark.vllm
-@needs_vllm
+@with_vllm
 def test_the_process_around_it_stays_as_it_was(engine):
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
@@ -355,9 +372,9 @@ def test_the_process_around_it_stays_as_it_was(engine):
     assert "gomp" not in os.environ.get("LD_PRELOAD", "")
 
 
-@pytest.mark.vllm
-@needs_vllm
-def test_a_run_trains_on_what_vllm_samples(tmp_path):
+@with_vllm
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_trains_on_what_vllm_samples(tmp_path, workers):
     """The old log-probs are the engine's: with any other weights than the trainer's, the ratio would not be 1."""
     out = tmp_path / "run"
     changes = [
@@ -365,11 +382,13 @@ def test_a_run_trains_on_what_vllm_samples(tmp_path):
         "steps=3",
         "model.tiny.warmup_steps=20",
         "algorithm.old_logprobs=engine",
+        f"workers={workers}",
     ]
     command = [sys.executable, "-m", "jigsawrl", "run", str(RUN_FILE), *changes, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert not re.search("INFO|WARN|ERROR", done.stdout)
+    assert "Traceback" not in done.stderr
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert [row["actor/ratio"] for row in rows] == pytest.approx([1.0] * 3, abs=1e-3)
@@ -377,8 +396,44 @@ def test_a_run_trains_on_what_vllm_samples(tmp_path):
     assert (out / "model" / "model.safetensors").is_file()
 
 
-@pytest.mark.vllm
-@needs_vllm
+@with_vllm
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("qwen2", {}), ("qwen2", {"tie_word_embeddings": False}), ("qwen3", {"head_dim": 64}), ("mistral", {})],
+)
+def test_every_family_of_models_gives_the_tokens_of_our_engine(world, tmp_path, family, changes):
+    """In a second engine beside the first."""
+    tokenizer = world[0].tokenizer
+    names = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "mistral": "MistralForCausalLM"}
+    shape = {"hidden_size": 128, "vocab_size": 98, "architectures": [names[family]]}
+    model = random_model(family, **{**shape, **changes})
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)) * 0.2)
+    export_model(model, tmp_path, tmp_path / "hf")
+    engine = VllmEngine(model, tmp_path / "hf", tokenizer, make_config())
+    requests = make_requests(tokenizer, samples=1, temperature=0.0)
+    assert_same(generate(engine, requests), generate(own_engine(model, tokenizer), requests))
+    engine.close()
+    assert len(generate(world[0], requests)) == len(requests)
+
+
+@with_vllm
+def test_a_model_that_vllm_cannot_run_is_refused(tmp_path):
+    tokenizer = tiny(tmp_path / "tiny", seed=0)[2]
+    for name, changes, reason in (
+        ("heads", {"architectures": ["LlamaForCausalLM"]}, "this model's have 16"),
+        ("unknown", {"hidden_size": 128, "architectures": ["Nothing"]}, "cannot run this model"),
+    ):
+        model = random_model(**changes)
+        export_model(model, tmp_path / "tiny", tmp_path / name)
+        with pytest.raises(JigsawError, match=reason) as refused:
+            VllmEngine(model, tmp_path / name, tokenizer, make_config())
+        assert len(str(refused.value)) < 300
+
+
+@with_vllm
 def test_a_temperature_that_vllm_does_not_take_is_refused(tmp_path):
     base, model, tokenizer = tiny(tmp_path, seed=0)
     for temperature in (0.005, 2.5):
