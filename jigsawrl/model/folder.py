@@ -15,7 +15,7 @@ from torch import Tensor
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.model.lora import TARGETS, add_lora, linears, load_lora_state, lora_state, merged_weight
-from jigsawrl.model.spec import ModelSpec, read_spec
+from jigsawrl.model.spec import read_spec
 from jigsawrl.model.transformer import Linear, Transformer, rope_tables
 
 SHARD_BYTES = 4 * 1024**3
@@ -177,12 +177,6 @@ def load_adapter(model: Transformer, folder: Path) -> tuple[int, float]:
     except (ValueError, RuntimeError) as error:
         raise JigsawError(f"model.lora.path: {folder}: {error}") from None
     return rank, alpha
-
-
-def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Bytes of the model's weights."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in Transformer(spec).parameters()) * dtype.itemsize
 
 
 def _adapted(model: Transformer) -> list[tuple[str, Linear]]:

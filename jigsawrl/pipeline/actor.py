@@ -159,11 +159,6 @@ class Actor:
     def task_size(self) -> int:
         return len(self.rollouts.task)
 
-    def text_of(self, trajectory: Trajectory) -> tuple[str, str]:
-        """Prompt and continuation, for people."""
-        decode, length = self.rollouts.tokenizer.decode, trajectory.prompt_length
-        return decode(trajectory.tokens[:length]), decode(trajectory.tokens[length:])
-
     def _passed(self, passed: Pass) -> None:
         kind: Substage = "prefill"
         if passed.decode_tokens >= passed.prefill_tokens:

@@ -41,7 +41,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run in figures. Rewards are means over the first and the last `window` steps; None: no step had one."""
+    """A run in figures. The first reward is that of step 1, before any update; the last a mean of `window` steps."""
 
     steps: int
     window: int
@@ -75,7 +75,7 @@ def summarize(path: Path) -> Summary:
     return Summary(
         steps=len(rows),
         window=window,
-        reward_first=_mean(_column(rows[:window], "reward/mean")),
+        reward_first=_mean(_column(rows[:1], "reward/mean")),
         reward_last=_mean(_column(rows[-window:], "reward/mean")),
         rewards=rewards,
         tokens=round(math.fsum(_column(rows, "perf/tokens"))),
@@ -152,9 +152,9 @@ class SummaryTable:
             colour = "green" if last > first else "red" if last < first else ""
             change = Text(number(last), style=f"bold {colour}")
             if summary.steps > 1:
-                which = "step" if summary.window == 1 else f"{summary.window} steps"
+                which = "the last step" if summary.window == 1 else f"the last {summary.window} steps"
                 arrow = " -> " if plain else " → "
-                change = Text.assemble(number(first), arrow, change, (f"   first and last {which}", "dim"))
+                change = Text.assemble(number(first), arrow, change, (f"   before training, {which}", "dim"))
             table.add_row("reward", change)
             if not plain and len(summary.rewards) > 1:
                 table.add_row("", Text(sparkline(summary.rewards, _SPARKLINE), style="cyan"))

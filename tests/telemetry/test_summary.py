@@ -57,7 +57,7 @@ def test_the_table_tells_what_a_run_did_and_where_its_time_went(tmp_path: Path) 
     lines = shown(run(tmp_path, LEARNING), model=Path("runs/arithmetic/model"))
     assert lines[0].strip() == "arithmetic"
     assert cells(lines) == [
-        ["reward", "0.200 → 0.800   first and last 2 steps"],
+        ["reward", "0.200 → 0.800   before training, the last 2 steps"],
         ["", "▁" * 20 + "█" * 20],
         ["steps", "40"],
         ["tokens", "80,000 generated, 1,000 a second (2,000 while generating)"],
@@ -111,12 +111,12 @@ def test_failed_rewards_and_numbers_that_are_not_finite_are_in_the_table(tmp_pat
 @pytest.mark.parametrize(
     ("steps", "window"), [(1, 1), (2, 1), (20, 1), (40, 2), (60, 3), (200, 10), (5000, 10)]
 )
-def test_rewards_are_compared_over_a_twentieth_of_the_run_but_one_to_ten_steps(
+def test_the_first_reward_is_that_of_step_one_and_the_last_a_mean_of_one_to_ten_steps(
     tmp_path: Path, steps: int, window: int
 ) -> None:
     summary = run(tmp_path, [{"reward/mean": step} for step in range(steps)])
     assert summary.window == window
-    assert summary.reward_first == sum(range(window)) / window
+    assert summary.reward_first == 0
     assert summary.reward_last == sum(range(steps - window, steps)) / window
 
 
