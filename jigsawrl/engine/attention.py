@@ -7,6 +7,7 @@ too: a token's keys and values come out the same, bit for bit, decoded or run ag
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +18,13 @@ from torch import Tensor
 
 from jigsawrl.model.spec import ModelSpec
 
-LADDER = [32, 64, 128, 192, 256, 384, 512, 768]
-LADDER += [1024 * 2**i + j * 512 * 2**i for i in range(11) for j in range(2)]
+LADDER = np.array(
+    [32, 64, 128, 192, 256, 384, 512, 768]
+    + [2**i + j * 2 ** (i - 1) for i in range(10, 21) for j in range(2)]
+)
 """Padded context lengths: a third wasted at most from 128 on, few different shapes."""
+GROUP_COST = 768
+"""Attending one more group of rows takes as long as this much more padding (measured on a CPU)."""
 
 
 class KVCache:
@@ -38,11 +43,11 @@ class KVCache:
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, k)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, v)
 
-    def read(self, layer: int, blocks: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of some sequences' blocks (flat ids), each [sequences, kv_heads, length, D]."""
-        shape = (sequences, -1, self.keys.shape[3], self.keys.shape[4])
-        k = self.keys[layer].index_select(0, blocks).view(shape)
-        v = self.values[layer].index_select(0, blocks).view(shape)
+    def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of blocks [sequences, n], each [sequences, kv_heads, length, D]."""
+        shape = (len(blocks), -1, self.keys.shape[3], self.keys.shape[4])
+        k = self.keys[layer].index_select(0, blocks.flatten()).view(shape)
+        v = self.values[layer].index_select(0, blocks.flatten()).view(shape)
         return k.transpose(1, 2), v.transpose(1, 2)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
@@ -53,11 +58,10 @@ class KVCache:
 
 @dataclass(slots=True)
 class Rows:
-    """Tokens that attend one by one: `rows` of the pass, over the blocks of `sequences` distinct sequences."""
+    """Tokens that attend one by one: `rows` of the pass, each over its line of `blocks`, or all over one line."""
 
     rows: Tensor
     blocks: Tensor
-    sequences: int
     mask: Tensor
 
 
@@ -99,8 +103,8 @@ class PagedAttention:
 
     def _rows(self, layer: int, group: Rows, q: Tensor) -> Tensor:
         spec, count = self.spec, len(q)
-        k, v = self.cache.read(layer, group.blocks, group.sequences)
-        if group.sequences == 1:
+        k, v = self.cache.read(layer, group.blocks)
+        if len(group.blocks) == 1:
             k, v = k.expand(count, -1, -1, -1), v.expand(count, -1, -1, -1)
         # Query heads that share a key head stand as extra query rows of it.
         grouped = q.reshape(count, spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim)
@@ -111,7 +115,7 @@ class PagedAttention:
         if chunk.context == 0:
             keys, values = k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
         else:
-            keys, values = self.cache.read(layer, chunk.blocks, 1)
+            keys, values = self.cache.read(layer, chunk.blocks)
             length = chunk.context + len(q)
             keys, values = keys[:, :, :length], values[:, :, :length]
         out = F.scaled_dot_product_attention(
@@ -120,33 +124,41 @@ class PagedAttention:
         return out[0].transpose(0, 1)
 
 
-def padded_length(length: int, block_size: int) -> int:
-    """The length a context is padded to: the next rung of the ladder, in whole blocks."""
-    rung = next(r for r in LADDER if r >= length)
-    return -(-rung // block_size) * block_size
+def padded_lengths(lengths: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
+    """The length each context is padded to: the next rung of the ladder, in whole blocks."""
+    rungs = LADDER[np.searchsorted(LADDER, lengths)]
+    return -(-rungs // block_size) * block_size
+
+
+def merged(padded: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Lengths padded further where a group of its own would cost more than the padding."""
+    widths, counts = np.unique(padded, return_counts=True)
+    target, merged_padded = widths[-1], padded.copy()
+    for width, count in zip(widths[-2::-1], counts[-2::-1], strict=True):
+        if count * (target - width) <= GROUP_COST:
+            merged_padded[padded == width] = target
+        else:
+            target = width
+    return merged_padded
 
 
 def row_groups(
     rows: NDArray[np.int64],
     lengths: NDArray[np.int64],
-    lines: NDArray[np.int64],
-    tables: NDArray[np.int64],
-    block_size: int,
+    padded: NDArray[np.int64],
+    blocks_of: Callable[[NDArray[np.int64], int], NDArray[np.int64]],
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[Rows]:
-    """Groups rows by padded context length; row i's block ids stand in line lines[i] of `tables`."""
-    padded = np.array([padded_length(int(n), block_size) for n in lengths])
+    """Groups rows by padded context length; `blocks_of(members, width)` are the block ids they attend over."""
     groups: list[Rows] = []
-    for width in np.unique(padded):
+    for width in np.unique(padded).tolist():
         members = np.nonzero(padded == width)[0]
-        blocks = tables[lines[members], : width // block_size]
         groups.append(
             Rows(
                 rows=torch.from_numpy(rows[members]).to(device),
-                blocks=torch.from_numpy(blocks.reshape(-1)).to(device),
-                sequences=len(members),
-                mask=length_mask(lengths[members], int(width), dtype, device),
+                blocks=torch.from_numpy(blocks_of(members, width)).to(device),
+                mask=length_mask(lengths[members], width, dtype, device),
             )
         )
     return groups

@@ -12,8 +12,8 @@ from jigsawrl.engine.attention import (
     KVCache,
     PagedAttention,
     Rows,
-    length_mask,
-    padded_length,
+    merged,
+    padded_lengths,
     row_groups,
 )
 from jigsawrl.engine.scheduler import Scheduled
@@ -34,7 +34,8 @@ class Runner:
         self.block_size = block_size
         self.deterministic = deterministic
         self.linear = tiled_linear if deterministic else F.linear
-        width = padded_length(model.spec.max_positions, block_size) // block_size
+        longest = padded_lengths(np.array([model.spec.max_positions]), block_size)
+        width = int(longest[0]) // block_size
         self.tables = np.zeros((max_num_seqs, width), dtype=np.int64)
         self.table_lengths = [0] * max_num_seqs
         self.table_sources: list[list[int] | None] = [None] * max_num_seqs
@@ -123,12 +124,13 @@ class Runner:
                 chunks.append(self._chunk(item, start, end))
             start = end
         if single:
+            contexts, line = np.array(lengths), np.array(lines)
+            padded = padded_lengths(contexts, self.block_size)
             groups += row_groups(
                 np.array(single),
-                np.array(lengths),
-                np.array(lines),
-                self.tables,
-                self.block_size,
+                contexts,
+                padded if self.deterministic else merged(padded),
+                lambda members, width: self.tables[line[members], : width // self.block_size],
                 self.model.dtype,
                 self.model.device,
             )
@@ -136,22 +138,16 @@ class Runner:
 
     def _prefill_rows(self, item: Scheduled, start: int) -> list[Rows]:
         """A prefill as single rows over one sequence's blocks, cut where the padded context length changes."""
-        context = item.sequence.computed
+        context, line = item.sequence.computed, item.sequence.row
         lengths = np.arange(context + 1, context + item.tokens + 1)
-        padded = np.array([padded_length(int(n), self.block_size) for n in lengths])
-        groups: list[Rows] = []
-        for width in np.unique(padded):
-            members = np.nonzero(padded == width)[0]
-            blocks = self.tables[item.sequence.row, : width // self.block_size]
-            groups.append(
-                Rows(
-                    rows=torch.from_numpy(members + start).to(self.model.device),
-                    blocks=torch.from_numpy(blocks.copy()).to(self.model.device),
-                    sequences=1,
-                    mask=length_mask(lengths[members], int(width), self.model.dtype, self.model.device),
-                )
-            )
-        return groups
+        return row_groups(
+            np.arange(start, start + item.tokens),
+            lengths,
+            padded_lengths(lengths, self.block_size),
+            lambda members, width: self.tables[line : line + 1, : width // self.block_size].copy(),
+            self.model.dtype,
+            self.model.device,
+        )
 
     def _chunk(self, item: Scheduled, start: int, end: int) -> Chunk:
         sequence, device = item.sequence, self.model.device
@@ -160,7 +156,7 @@ class Runner:
         if context:
             queries = torch.arange(context, context + item.tokens, device=device).unsqueeze(1)
             mask = torch.arange(context + item.tokens, device=device).unsqueeze(0) <= queries
-        return Chunk(start, end, context, torch.tensor(sequence.blocks, device=device), mask)
+        return Chunk(start, end, context, torch.tensor([sequence.blocks], device=device), mask)
 
 
 def tiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -33,23 +33,26 @@ def sample(logits: Tensor, params: list[SamplingParams], uniforms: Tensor) -> tu
     The log-prob is that of the full softmax at the sampling temperature (see `Generated`).
     """
     logits = logits.float()
-    temperatures = [p.temperature or 1.0 for p in params]
-    if any(t != 1.0 for t in temperatures):
-        logits = logits / torch.tensor(temperatures, device=logits.device).unsqueeze(1)
+    kinds = [params[0]] if all(p is params[0] for p in params) else params
+    if any(p.temperature not in (0.0, 1.0) for p in kinds):
+        temperatures = torch.tensor([p.temperature or 1.0 for p in kinds], device=logits.device)
+        logits = logits / temperatures.unsqueeze(1)
     logprobs = logits.log_softmax(dim=-1)
-    probabilities = _truncate(logprobs.exp(), params)
+    probabilities = _truncate(logprobs.exp(), kinds)
     cumulative = probabilities.cumsum(dim=-1)
     thresholds = uniforms.to(logits.device).unsqueeze(1) * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, thresholds, right=True).clamp_(max=logits.shape[1] - 1)
-    greedy = [p.temperature == 0 for p in params]
-    if any(greedy):
-        likeliest = logprobs.argmax(dim=-1, keepdim=True)
-        tokens = torch.where(torch.tensor(greedy, device=logits.device).unsqueeze(1), likeliest, tokens)
+    if any(p.temperature == 0 for p in kinds):
+        greedy = torch.tensor([p.temperature == 0 for p in kinds], device=logits.device)
+        tokens = torch.where(greedy.unsqueeze(1), logprobs.argmax(dim=-1, keepdim=True), tokens)
     return tokens.squeeze(1), logprobs.gather(1, tokens).squeeze(1)
 
 
 def _truncate(probabilities: Tensor, params: list[SamplingParams]) -> Tensor:
-    """Cuts by min-p, then top-k, then top-p of what is left, as vLLM does. Not renormalised."""
+    """Cuts by min-p, then top-k, then top-p of what is left, as vLLM does. Not renormalised.
+
+    `params` are one for each row, or one for all.
+    """
     device, vocabulary = probabilities.device, probabilities.shape[1]
     if any(p.min_p > 0 for p in params):
         floor = torch.tensor([p.min_p for p in params], device=device).unsqueeze(1)

@@ -48,7 +48,8 @@ class Scheduler:
             if budget == 0 or sequence.row < 0:
                 break
             tokens = min(sequence.pending, budget)
-            if self._make_room(sequence, sequence.computed + tokens):
+            needed = sequence.computed + tokens
+            if needed <= len(sequence.blocks) * self.blocks.block_size or self._make_room(sequence, needed):
                 batch.append(Scheduled(sequence, tokens))
                 budget -= tokens
         if preemptions == self.preemptions:  # otherwise newcomers would take the blocks just given up
