@@ -37,7 +37,7 @@ from jigsawrl.pipeline.losses import aggregation_weights, kl_estimate, mean_metr
 from jigsawrl.pipeline.prompts import PromptSource
 from jigsawrl.pipeline.trajectory import Trajectory, make_batch
 from jigsawrl.pipeline.warmup import prepare_base
-from jigsawrl.pipeline.workers import Workers, start_workers
+from jigsawrl.pipeline.workers import Workers, set_up_torch, start_workers
 from jigsawrl.telemetry.metrics import METRICS_FILE
 from jigsawrl.telemetry.summary import Summary, summarize
 from jigsawrl.trainer.batch import Batch
@@ -63,10 +63,12 @@ def run(config: RunConfig, out: Path, resume: bool, progress: Progress) -> Resul
     """Trains from the start or, with `resume`, from the newest good checkpoint; ends with the model exported."""
     out.mkdir(parents=True, exist_ok=True)
     durable.replace(out / "config.yaml", config.to_yaml().encode())
-    if config.model.dtype == "bfloat16" and choose_device(config) == "cpu":
+    device = choose_device(config)
+    if config.model.dtype == "bfloat16" and device == "cpu":
         make_bfloat16_safe()
+    set_up_torch(config, device)
     base = prepare_base(config, out, progress.message)
-    with closing(start_workers(config, base)) as workers:
+    with closing(start_workers(config, base, device)) as workers:
         store = CheckpointStore(out / "checkpoints", config.checkpoint.keep, fingerprint(config, base))
         checkpoint = store.load_latest(progress.message) if resume else None
         pipeline = Pipeline(config, workers, usable_prompts(config, workers, progress))

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.pipeline.actor import Actor, RolloutResult, choose_device
+from jigsawrl.pipeline.actor import Actor, RolloutResult
 from jigsawrl.processes import die_with_parent
 from jigsawrl.trainer.batch import Batch, balanced_shares, flat_indices
 
@@ -96,10 +96,8 @@ class Workers:
             handle.close()
 
 
-def start_workers(config: RunConfig, base: Path) -> Workers:
-    device = choose_device(config)
+def start_workers(config: RunConfig, base: Path, device: str) -> Workers:
     if config.workers == 1:
-        set_up_torch(config, device)
         return Workers([LocalHandle(Actor(config, base, device))])
     if device == "cuda" and torch.cuda.device_count() < config.workers:
         raise JigsawError(
