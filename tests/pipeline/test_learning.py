@@ -16,7 +16,12 @@ CASES = {
     "grpo, ppo": {},
     "dr_grpo, ppo": {"advantage": "dr_grpo"},
     "rloo, ppo": {"advantage": "rloo"},
-    "reinforce_pp, ppo, kl k1 in reward": {"advantage": "reinforce_pp", "kl_in": "reward", "kl_estimator": "k1"} | KL,
+    "reinforce_pp, ppo, kl k1 in reward": {
+        "advantage": "reinforce_pp",
+        "kl_in": "reward",
+        "kl_estimator": "k1",
+    }
+    | KL,
     "reinforce_pp_baseline, ppo, kl k2": {"advantage": "reinforce_pp_baseline", "kl_estimator": "k2"} | KL,
     "gae, ppo, two epochs": {"advantage": "gae", "critic_lr": 2e-3, "epochs": 2},
     "grpo, dapo, dynamic sampling, overlong": {

@@ -96,7 +96,9 @@ def test_prompts_that_are_too_long_are_left_out_and_too_few_are_an_error(tmp_pat
     data = tmp_path / "data.jsonl"
     data.write_text("\n".join(map(json.dumps, lines)))
     reward = tmp_path / "rewards.py"
-    reward.write_text("def score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n")
+    reward.write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
+    )
     task = {"kind": "data", "path": str(data), "reward": {"path": f"{reward}:score"}}
     model = {"path": "tiny", "tiny": {**SMALL, "warmup_steps": 0}}
     train(tmp_path / "run", steps=1, task=task, model=model, rollout={"max_prompt_tokens": 12})
