@@ -87,7 +87,7 @@ class Size:
 
 
 FULL = Size(prompts=8, samples=8, rounds={"0.3M": 15, "10M": 7})
-QUICK = Size(prompts=4, samples=8, rounds={"0.3M": 3, "10M": 1})
+QUICK = Size(prompts=2, samples=8, rounds={"0.3M": 3, "10M": 1})
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ def compare(name: str, size: Size, options: Any, folder: Path) -> dict[str, Any]
     with closing(Ours(config, base, folder / "run")) as ours:
         theirs = Trl(base, prompts, size, folder / "trl", options.seed)
         loss, loss_error, gradient_error = same_loss(ours, theirs)
-        our_settings, _ = tune({"threads": threads}, ours.seconds, repeats=3)
+        our_settings, _ = tune({"threads": threads}, ours.seconds, repeats=1 if options.quick else 3)
         axes: dict[str, Sequence[Any]] = {"threads": threads}
         if not options.quick:
             axes = {**TRL_AXES, **axes}
