@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import learned
+from small_runs import learned
 
 RUN_FILE = """
 name: killed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from runs import SMALL, SUMS, config, metrics, train
+from small_runs import SMALL, SUMS, config, metrics, train
 
 from jigsawrl.pipeline.warmup import prepare_base
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 import torch
-from runs import SMALL, learned, metrics, train
 from safetensors.torch import load_file
+from small_runs import SMALL, learned, metrics, train
 
 from jigsawrl.errors import JigsawError
 
