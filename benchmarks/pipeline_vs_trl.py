@@ -87,7 +87,7 @@ class Size:
 
 
 FULL = Size(prompts=8, samples=8, rounds={"0.3M": 15, "10M": 7})
-QUICK = Size(prompts=2, samples=8, rounds={"0.3M": 3, "10M": 1})
+QUICK = Size(prompts=4, samples=8, rounds={"0.3M": 3, "10M": 1})
 
 
 @dataclass(slots=True)
