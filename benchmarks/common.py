@@ -68,6 +68,11 @@ def clean_stdout() -> Iterator[Console]:
         yield console
 
 
+def say(what: str) -> None:
+    """Progress, for whoever waits."""
+    print(what, file=sys.stderr, flush=True)
+
+
 def thread_choices(threads: int | None) -> list[int]:
     return [threads] if threads else sorted({1, CORES}, reverse=True)
 

@@ -37,6 +37,7 @@ from common import (
     clean_stdout,
     figure,
     report,
+    say,
     shown,
     thread_choices,
     tune,
@@ -95,8 +96,8 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--no-vllm", action="store_true", help="leave vLLM out even where it is installed")
     options = parser.parse_args()
-    requests = {"0.3M": 192, "10M": 96} if options.quick else {"0.3M": 192, "10M": 192, "SmolLM2-135M": 128}
-    rounds = {"0.3M": 3, "10M": 1} if options.quick else {"0.3M": 9, "10M": 3, "SmolLM2-135M": 2}
+    requests = {"0.3M": 128, "10M": 48} if options.quick else {"0.3M": 192, "10M": 128, "SmolLM2-135M": 64}
+    rounds = {"0.3M": 2, "10M": 1} if options.quick else {"0.3M": 7, "10M": 3, "SmolLM2-135M": 2}
     with clean_stdout() as console, tempfile.TemporaryDirectory(prefix="jigsawrl-bench-") as scratch:
         models: dict[str, Any] = {}
         for name, count in requests.items():
@@ -143,10 +144,12 @@ def compare(work: Work, rounds: int, options: Any) -> dict[str, Any]:
         sides.append(Vllm(work))
     best: dict[str, Settings] = {}
     for side in sides:
+        say(f"{work.folder.name}: looking for the best settings of {side.name}")
         axes = {name: values[:1] if options.quick else values for name, values in side.axes.items()}
         best[side.name], _ = tune(axes, side.seconds)
     speeds: dict[str, list[float]] = {side.name: [] for side in sides}
-    for _ in range(rounds):
+    for number in range(rounds):
+        say(f"{work.folder.name}: round {number + 1} of {rounds}")
         for side in sides:
             speeds[side.name].append(work.tokens / side.seconds(best[side.name]))
     for side in sides:

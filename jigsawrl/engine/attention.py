@@ -7,8 +7,10 @@ too: a token's keys and values come out the same, bit for bit, decoded or run ag
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -38,16 +40,21 @@ class KVCache:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.block_size = block_size
+        # Views by block and by token, made once: making them anew in every layer and pass takes time.
+        self.blocks = list(zip(self.keys.unbind(0), self.values.unbind(0), strict=True))
+        self.tokens = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in self.blocks]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots, k)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots, v)
+        keys, values = self.tokens[layer]
+        keys.index_copy_(0, slots, k)
+        values.index_copy_(0, slots, v)
 
-    def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of blocks [sequences, n], each [sequences, kv_heads, length, D]."""
-        shape = (len(blocks), -1, self.keys.shape[3], self.keys.shape[4])
-        k = self.keys[layer].index_select(0, blocks.flatten()).view(shape)
-        v = self.values[layer].index_select(0, blocks.flatten()).view(shape)
+    def read(self, layer: int, blocks: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of flat blocks, as many for each sequence, each [sequences, kv_heads, length, D]."""
+        keys, values = self.blocks[layer]
+        shape = (sequences, -1, keys.shape[2], keys.shape[3])
+        k = keys.index_select(0, blocks).view(shape)
+        v = values.index_select(0, blocks).view(shape)
         return k.transpose(1, 2), v.transpose(1, 2)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
@@ -58,10 +65,12 @@ class KVCache:
 
 @dataclass(slots=True)
 class Rows:
-    """Tokens that attend one by one: `rows` of the pass, each over its line of `blocks`, or all over one line."""
+    """Tokens that attend one by one: `rows` of the pass, each over its own of `sequences` lines of blocks, or all
+    over one."""
 
     rows: Tensor
     blocks: Tensor
+    sequences: int
     mask: Tensor
 
 
@@ -103,8 +112,8 @@ class PagedAttention:
 
     def _rows(self, layer: int, group: Rows, q: Tensor) -> Tensor:
         spec, count = self.spec, len(q)
-        k, v = self.cache.read(layer, group.blocks)
-        if len(group.blocks) == 1:
+        k, v = self.cache.read(layer, group.blocks, group.sequences)
+        if group.sequences == 1:
             k, v = k.expand(count, -1, -1, -1), v.expand(count, -1, -1, -1)
         # Query heads that share a key head stand as extra query rows of it.
         grouped = q.reshape(count, spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim)
@@ -115,7 +124,7 @@ class PagedAttention:
         if chunk.context == 0:
             keys, values = k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
         else:
-            keys, values = self.cache.read(layer, chunk.blocks)
+            keys, values = self.cache.read(layer, chunk.blocks, 1)
             length = chunk.context + len(q)
             keys, values = keys[:, :, :length], values[:, :, :length]
         out = F.scaled_dot_product_attention(
@@ -132,14 +141,15 @@ def padded_lengths(lengths: NDArray[np.int64], block_size: int) -> NDArray[np.in
 
 def merged(padded: NDArray[np.int64]) -> NDArray[np.int64]:
     """Lengths padded further where a group of its own would cost more than the padding."""
-    widths, counts = np.unique(padded, return_counts=True)
-    target, merged_padded = widths[-1], padded.copy()
-    for width, count in zip(widths[-2::-1], counts[-2::-1], strict=True):
-        if count * (target - width) <= GROUP_COST:
-            merged_padded[padded == width] = target
-        else:
-            target = width
-    return merged_padded
+    counts = Counter(padded.tolist())
+    widths = sorted(counts, reverse=True)
+    target = {widths[0]: widths[0]}
+    for wider, width in pairwise(widths):
+        padding = counts[width] * (target[wider] - width)
+        target[width] = target[wider] if padding <= GROUP_COST else width
+    if len(set(target.values())) == 1:
+        return np.full_like(padded, widths[0])
+    return np.array([target[width] for width in padded.tolist()])
 
 
 def row_groups(
@@ -152,12 +162,14 @@ def row_groups(
 ) -> list[Rows]:
     """Groups rows by padded context length; `blocks_of(members, width)` are the block ids they attend over."""
     groups: list[Rows] = []
-    for width in np.unique(padded).tolist():
-        members = np.nonzero(padded == width)[0]
+    for width in sorted(set(padded.tolist())):
+        members = np.flatnonzero(padded == width)
+        blocks = blocks_of(members, width)
         groups.append(
             Rows(
                 rows=torch.from_numpy(rows[members]).to(device),
-                blocks=torch.from_numpy(blocks_of(members, width)).to(device),
+                blocks=torch.from_numpy(blocks.reshape(-1)).to(device),
+                sequences=len(blocks),
                 mask=length_mask(lengths[members], width, dtype, device),
             )
         )
@@ -166,6 +178,6 @@ def row_groups(
 
 def length_mask(lengths: NDArray[np.int64], width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Additive mask [rows, 1, 1, width]: zero up to each row's length, minus infinity beyond."""
-    beyond = torch.arange(width, device=device) >= torch.from_numpy(lengths).to(device).unsqueeze(1)
-    mask = torch.zeros(beyond.shape, dtype=dtype, device=device).masked_fill_(beyond, float("-inf"))
-    return mask[:, None, None, :]
+    mask = np.zeros((len(lengths), 1, 1, width), dtype=np.float32)
+    mask[np.arange(width) >= lengths[:, None, None, None]] = -np.inf
+    return torch.from_numpy(mask).to(device, dtype)

@@ -156,7 +156,7 @@ class Runner:
         if context:
             queries = torch.arange(context, context + item.tokens, device=device).unsqueeze(1)
             mask = torch.arange(context + item.tokens, device=device).unsqueeze(0) <= queries
-        return Chunk(start, end, context, torch.tensor([sequence.blocks], device=device), mask)
+        return Chunk(start, end, context, torch.tensor(sequence.blocks, device=device), mask)
 
 
 def tiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -19,11 +19,10 @@ def keyed_uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> ND
 
     23 bits, so that a float32 product with a total stays below that total.
     """
-    with np.errstate(over="ignore"):
-        z = keys + (positions.astype(np.uint64) + np.uint64(1)) * GOLDEN
-        z = (z ^ (z >> np.uint64(30))) * MIX_1
-        z = (z ^ (z >> np.uint64(27))) * MIX_2
-        z = z ^ (z >> np.uint64(31))
+    z = keys + (positions.astype(np.uint64) + np.uint64(1)) * GOLDEN
+    z = (z ^ (z >> np.uint64(30))) * MIX_1
+    z = (z ^ (z >> np.uint64(27))) * MIX_2
+    z = z ^ (z >> np.uint64(31))
     return ((z >> np.uint64(41)).astype(np.float64) * 2.0**-23).astype(np.float32)
 
 

@@ -73,8 +73,9 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor], index: int, attend: Attend, linear: LinearOp
     ) -> Tensor:
+        # `forward` and not a call: decoding small models is bound by Python, and nobody hooks these modules.
         spec = self.spec
-        qkv = self.qkv(self.input_layernorm(x), linear)
+        qkv = self.qkv.forward(self.input_layernorm.forward(x), linear)
         qkv = qkv.view(-1, spec.heads + 2 * spec.kv_heads, spec.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = qkv.split((spec.heads, spec.kv_heads, spec.kv_heads), dim=1)
@@ -82,9 +83,9 @@ class Layer(nn.Module):
         else:
             qk, v = qkv.split((spec.heads + spec.kv_heads, spec.kv_heads), dim=1)
             q, k = rotate(qk, *rope).split((spec.heads, spec.kv_heads), dim=1)
-        x = x + self.o(attend(index, q, k, v).reshape(-1, spec.q_size), linear)
-        gate, up = self.gate_up(self.post_attention_layernorm(x), linear).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up, linear)
+        x = x + self.o.forward(attend(index, q, k, v).reshape(-1, spec.q_size), linear)
+        gate, up = self.gate_up.forward(self.post_attention_layernorm.forward(x), linear).chunk(2, dim=-1)
+        return x + self.down.forward(F.silu(gate) * up, linear)
 
 
 class Transformer(nn.Module):
@@ -157,9 +158,8 @@ def rope_tables(spec: ModelSpec) -> tuple[Tensor, Tensor]:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding in the half-split layout of Hugging Face's Llama: [T, heads, D]."""
-    half = x.shape[-1] // 2
-    swapped = torch.roll(x, half, dims=-1)
-    return (x * cos + swapped * sin).to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return torch.addcmul(x * cos, torch.cat((second, first), dim=-1), sin).to(x.dtype)
 
 
 def _scaled(frequency: Tensor, scaling: dict[str, Any]) -> Tensor:
