@@ -1,0 +1,324 @@
+"""What sub-stages cost: forms with few coefficients, for one model on one kind of hardware.
+
+    a pass of decoding      a + b * sequences + c * sequences * mean context
+    a pass over tokens      fixed + per_token * tokens + per_token_context * tokens * mean length
+
+Seconds, alone on whole workers. Coefficients are fitted (`fitting.py`), follow what a run measures (`updated`),
+carry their relative error, and are never negative. Measured at one width, they are carried to others by a rule:
+what grows with tokens shrinks with the number of workers, what is fixed does not, and what moves weights
+between host and device is each worker's part of them. One engine spans `tp` workers; with another `tp` than was
+measured a pass costs its overhead and one reading of the weights, and the rest in proportion (a roofline).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from jigsawrl.graph.hardware import Hardware
+from jigsawrl.graph.shape import ModelShape
+
+Kind = Literal["decode", "prefill", "logprob", "ref", "grad", "optim", "sync"]
+"""Of a measurement."""
+
+ACHIEVED = 0.9
+"""Part of the memory's peak bandwidth that a good kernel reaches: 4.3 of 4.8 TB/s on an H200."""
+PASS_OVERHEAD = 1.3e-3
+"""Seconds of a decode pass on one worker besides moving bytes: vLLM's on an H200, 1.5B and 7B alike."""
+UNKNOWN = 0.3
+"""Relative error of what was derived and not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One observation: how many sequences (decode) or tokens, with what mean context, took how long."""
+
+    amount: float
+    length: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCost:
+    """Seconds of one decode pass."""
+
+    a: float
+    b: float
+    c: float
+    error: float = UNKNOWN
+    """Relative, one standard deviation."""
+
+    def pass_seconds(self, sequences: float, length: float) -> float:
+        return self.a + self.b * sequences + self.c * sequences * length
+
+    def knee(self, length: float) -> int:
+        """So many sequences that half of a pass is its fixed cost: with fewer, workers idle."""
+        each = self.b + self.c * length
+        return max(1, round(self.a / each)) if each > 0 else 1_000_000
+
+    def scaled(self, factor: float) -> DecodeCost:
+        return replace(self, a=self.a * factor, b=self.b * factor, c=self.c * factor)
+
+    def updated(self, measured: Measured) -> DecodeCost:
+        """Follows a measurement of one pass."""
+        factor, error = _follow(
+            self.pass_seconds(measured.amount, measured.length), measured.seconds, self.error
+        )
+        return replace(self.scaled(factor), error=error)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCost:
+    """Seconds of work over tokens."""
+
+    fixed: float
+    per_token: float
+    per_token_context: float
+    """Attention: for each token and each token of the mean length."""
+    error: float = UNKNOWN
+    """Relative, one standard deviation."""
+
+    def seconds(self, tokens: float, mean_length: float) -> float:
+        return self.fixed + tokens * (self.per_token + self.per_token_context * mean_length)
+
+    def scaled(self, factor: float, fixed: float | None = None) -> LinearCost:
+        """Both parts by a factor, or the fixed one by another."""
+        return replace(
+            self,
+            fixed=self.fixed * (factor if fixed is None else fixed),
+            per_token=self.per_token * factor,
+            per_token_context=self.per_token_context * factor,
+        )
+
+    def updated(self, measured: Measured) -> LinearCost:
+        factor, error = _follow(self.seconds(measured.amount, measured.length), measured.seconds, self.error)
+        return replace(self.scaled(factor), error=error)
+
+
+def _follow(predicted: float, seconds: float, error: float) -> tuple[float, float]:
+    """By which factor to change a prediction after a measurement, and the new error.
+
+    What lies within the error moves it a little, what lies outside moves it fast, and no single measurement by
+    more than two thirds: a machine that gets slower is followed in a few steps, an outlier is forgotten in a few.
+    """
+    if not (math.isfinite(seconds) and seconds > 0 and predicted > 0):
+        return 1.0, error
+    off = min(max(math.log(seconds / predicted), -1.0), 1.0)
+    gain = min(max(abs(off) / (abs(off) + 3 * min(error, 0.1) + 1e-9), 0.1), 0.5)
+    return math.exp(gain * off), math.sqrt(0.8 * error**2 + 0.2 * (math.exp(abs(off)) - 1) ** 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """All sub-stages of one model on one kind of hardware."""
+
+    model: ModelShape
+    hardware: Hardware
+    gpus: int
+    """At which the coefficients hold as they are."""
+    tp: int
+    """At which decode and prefill hold as they are."""
+    decoding: DecodeCost
+    prefilling: LinearCost
+    """Its fixed part is that of each admitted sequence: engines prefill a few at a time as requests come in."""
+    logprob: LinearCost
+    ref: LinearCost
+    grad: LinearCost
+    optim: float
+    """Seconds of the optimizer, with what it takes to bring its state to the devices and back."""
+    sync: float
+    """Seconds until the engines have the new weights."""
+    rollout_fixed_seconds: float = 0.0
+    """Start and end of a generation that no pass explains."""
+    other_seconds: float = 0.0
+    """Rewards, advantages, and whatever else a step does besides."""
+    kv_tokens: float | None = None
+    """What the cache of one engine held where this was measured."""
+    warmup: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that the first step of a run takes longer, by stage: gen, old_log_prob, ref, update_actor."""
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """Relative, one standard deviation: by sub-stage, and of a whole "gen" and "step"."""
+    source: str = ""
+    derived: bool = False
+    """Whether any of it was carried over from other hardware, or is a prior."""
+
+    def decode(self, tp: int) -> DecodeCost:
+        """Of an engine on `tp` workers."""
+        if tp == self.tp:
+            return self.decoding
+        reading = self.model.weight_bytes / (self.hardware.memory_bandwidth * ACHIEVED)
+        measured = max(0.0, self.decoding.a - reading / self.tp)
+        # The overhead grows with the logarithm of the width, from one worker's to the measured one.
+        part = math.log(tp) / math.log(self.tp) if self.tp > 1 else 1 + math.log(tp) / 4
+        overhead = PASS_OVERHEAD + part * (measured - PASS_OVERHEAD) if self.tp > 1 else measured * part
+        ratio = self.tp / tp
+        return DecodeCost(
+            max(0.0, overhead) + reading / tp,
+            self.decoding.b * ratio,
+            self.decoding.c * ratio,
+            math.hypot(self.decoding.error, UNKNOWN / 2),
+        )
+
+    def prefill_seconds(
+        self, tokens: float, mean_length: float, tp: int, sequences: float | None = None
+    ) -> float:
+        """Of one engine; as many sequences as prompts of the mean length, if not told."""
+        if sequences is None:
+            sequences = tokens / mean_length if mean_length > 0 else 0.0
+        cost = self.prefilling
+        per_token = cost.per_token + cost.per_token_context * mean_length
+        return sequences * cost.fixed + tokens * per_token * self.tp / tp
+
+    def logprob_seconds(self, tokens: float, mean_length: float, gpus: int) -> float:
+        return self._at(self.logprob, gpus).seconds(tokens, mean_length)
+
+    def ref_seconds(self, tokens: float, mean_length: float, gpus: int) -> float:
+        return self._at(self.ref, gpus).seconds(tokens, mean_length)
+
+    def grad_seconds(self, tokens: float, mean_length: float, gpus: int) -> float:
+        return self._at(self.grad, gpus).seconds(tokens, mean_length)
+
+    def optim_seconds(self, gpus: int) -> float:
+        """Optimizer state is spread over the workers, and so is moving it."""
+        return self.optim * self.gpus / gpus
+
+    def sync_seconds(self, gpus: int, tp: int) -> float:
+        """Every engine gets whole weights, each of its workers its part."""
+        moved = self.model.weight_bytes / self.hardware.link_bandwidth
+        fixed = max(0.0, self.sync - moved / self.tp)
+        return fixed + moved / tp
+
+    def swap_seconds(self, bytes_: float) -> float:
+        """Between host and device, one worker's part, pinned."""
+        return bytes_ / self.hardware.host_bandwidth
+
+    def updated(
+        self, kind: Kind, measured: Measured, gpus: int | None = None, tp: int | None = None
+    ) -> Costs:
+        """Follows the measurement of a sub-stage at this width (where it was fitted, if not told)."""
+        gpus, tp = gpus or self.gpus, tp or self.tp
+        amount, length, seconds = measured.amount, measured.length, measured.seconds
+        known = self.errors.get(kind, UNKNOWN)
+        if kind == "decode":
+            predicted, error = self.decode(tp).pass_seconds(amount, length), self.decoding.error
+        elif kind == "prefill":
+            predicted, error = self.prefill_seconds(amount, length, tp), self.prefilling.error
+        elif kind == "optim":
+            predicted, error = self.optim_seconds(gpus), known
+        elif kind == "sync":
+            predicted, error = self.sync_seconds(gpus, tp), known
+        else:
+            cost: LinearCost = getattr(self, kind)
+            predicted, error = self._at(cost, gpus).seconds(amount, length), cost.error
+        factor, error = _follow(predicted, seconds, error)
+        changed = replace(self, errors={**self.errors, kind: error})
+        if kind == "decode":
+            return replace(changed, decoding=replace(self.decoding.scaled(factor), error=error))
+        if kind == "prefill":
+            return replace(changed, prefilling=replace(self.prefilling.scaled(factor), error=error))
+        if kind == "optim":
+            return replace(changed, optim=self.optim * factor)
+        if kind == "sync":
+            return replace(changed, sync=self.sync * factor)
+        linear: LinearCost = replace(getattr(self, kind).scaled(factor), error=error)
+        if kind == "logprob":
+            return replace(changed, logprob=linear)
+        return replace(changed, ref=linear) if kind == "ref" else replace(changed, grad=linear)
+
+    def on(self, hardware: Hardware) -> Costs:
+        """Carried to other hardware by the roofline, and marked as derived.
+
+        Passes over tokens go with arithmetic, decoding with memory bandwidth (each sequence not faster than its
+        arithmetic), weights with the links. Overheads that move nothing stay.
+        """
+        if hardware == self.hardware:
+            return self
+        flops = self.hardware.flops / hardware.flops
+        memory = self.hardware.memory_bandwidth / hardware.memory_bandwidth
+        host = self.hardware.host_bandwidth / hardware.host_bandwidth
+        reading = self.model.weight_bytes / (self.hardware.memory_bandwidth * ACHIEVED * self.tp)
+        overhead = max(0.0, self.decoding.a - reading)
+        arithmetic = 2 * self.model.parameters / (hardware.flops * self.tp) / 0.7
+        decoding = DecodeCost(
+            overhead + reading * memory,
+            max(self.decoding.b * memory, arithmetic),
+            self.decoding.c * memory,
+            math.hypot(self.decoding.error, UNKNOWN / 2),
+        )
+
+        def moved(cost: LinearCost, fixed: float) -> LinearCost:
+            return replace(cost.scaled(flops, fixed), error=math.hypot(cost.error, UNKNOWN / 2))
+
+        held = self.kv_tokens
+        if held is not None:
+            held *= hardware.device_bytes / self.hardware.device_bytes
+        return replace(
+            self,
+            hardware=hardware,
+            decoding=decoding,
+            prefilling=moved(self.prefilling, 1.0),
+            logprob=moved(self.logprob, host),
+            ref=moved(self.ref, host),
+            grad=moved(self.grad, host),
+            optim=self.optim * host,
+            sync=max(
+                0.0,
+                self.sync
+                + self.model.weight_bytes
+                / self.tp
+                * (1 / hardware.link_bandwidth - 1 / self.hardware.link_bandwidth),
+            ),
+            kv_tokens=held,
+            errors={kind: math.hypot(error, UNKNOWN / 2) for kind, error in self.errors.items()},
+            source=f"{self.source}; carried from {self.hardware.name} to {hardware.name} by the roofline",
+            derived=True,
+        )
+
+    def of(self, model: ModelShape) -> Costs:
+        """Carried to another model: tokens by arithmetic, passes by bytes, fixed parts by the root of the size."""
+        if _numbers(model) == _numbers(self.model):
+            return replace(self, model=model)
+        size = model.parameters / self.model.parameters
+        root = math.sqrt(size)
+        bandwidth = self.hardware.memory_bandwidth * ACHIEVED * self.tp
+        overhead = max(0.0, self.decoding.a - self.model.weight_bytes / bandwidth)
+        kept = model.kv_bytes_per_token / self.model.kv_bytes_per_token
+        attention = (model.layers * model.hidden) / (self.model.layers * self.model.hidden)
+
+        def carried(cost: LinearCost, fixed: float) -> LinearCost:
+            return LinearCost(
+                cost.fixed * fixed,
+                cost.per_token * size,
+                cost.per_token_context * attention,
+                math.hypot(cost.error, UNKNOWN),
+            )
+
+        return replace(
+            self,
+            model=model,
+            decoding=DecodeCost(
+                overhead + model.weight_bytes / bandwidth,
+                self.decoding.b * root,
+                self.decoding.c * kept,
+                math.hypot(self.decoding.error, UNKNOWN),
+            ),
+            prefilling=carried(self.prefilling, 1.0),
+            logprob=carried(self.logprob, root),
+            ref=carried(self.ref, root),
+            grad=carried(self.grad, root),
+            optim=self.optim * root,
+            sync=self.sync * root,
+            kv_tokens=None if self.kv_tokens is None else self.kv_tokens / kept,
+            errors={kind: math.hypot(error, UNKNOWN) for kind, error in self.errors.items()},
+            source=f"{self.source}; carried from {self.model.name} to {model.name}",
+            derived=True,
+        )
+
+    def _at(self, cost: LinearCost, gpus: int) -> LinearCost:
+        return cost if gpus == self.gpus else cost.scaled(self.gpus / gpus, fixed=1.0)
+
+
+def _numbers(model: ModelShape) -> tuple[float, ...]:
+    return model.parameters, model.layers, model.hidden, model.kv_heads, model.head_dim

@@ -1,0 +1,187 @@
+"""How fast a sub-stage runs on a part of a worker, and beside others.
+
+    speed = alone on that share  x  what each neighbour takes away
+
+1 is the speed alone on the whole worker. Both factors start from measurements (one H200, see `H200`) that are
+interpolated, and what a run observes replaces them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import product
+from typing import Literal
+
+from jigsawrl.telemetry.events import Substage
+
+Signature = Literal["compute", "bulk", "tail", "link", "host"]
+"""What a sub-stage is bound by: arithmetic, many sequences' memory traffic, latency of few, a link, nothing here."""
+
+SIGNATURES: Mapping[Substage, Signature] = {
+    "prefill": "compute",
+    "logprob": "compute",
+    "grad": "compute",
+    "optim": "bulk",
+    "decode": "bulk",
+    "tail": "tail",
+    "sync": "link",
+    "swap": "link",
+    "tool": "host",
+    "reward": "host",
+}
+
+LEVELS = 16
+"""Shares are multiples of one sixteenth: 8 of an H200's 132 multiprocessors."""
+MOST_DIVIDED = 4
+"""More than so many on one worker are given equal shares: it matters little then, and the choices are many."""
+MEMORY = 0.7
+"""How much of an observed speed is kept when the same situation is observed again."""
+
+Curve = tuple[tuple[float, float], ...]
+"""Points (x, y), x rising; straight in between."""
+Situation = tuple[Signature, int, tuple[tuple[Signature, int], ...]]
+"""A signature, its share in levels, and its neighbours with theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """A sub-stage on a worker, as its neighbours feel it."""
+
+    signature: Signature
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Interference:
+    """The table. `beside[a, b]` gives what n neighbours of signature b leave of a's speed."""
+
+    name: str
+    source: str
+    alone: Mapping[Signature, Curve]
+    beside: Mapping[tuple[Signature, Signature], Curve]
+    observed: Mapping[Situation, float] = field(default_factory=dict)
+
+    def speed(self, of: Occupant, neighbours: Sequence[Occupant] = ()) -> float:
+        """Relative to running alone on the whole worker."""
+        if of.signature in ("host", "link"):
+            return 1.0
+        felt = [n for n in neighbours if n.signature not in ("host", "link")]
+        known = self.observed.get(situation(of, felt)) if self.observed else None
+        if known is not None:
+            return known
+        speed = at(self.alone[of.signature], of.share)
+        for signature in {n.signature for n in felt}:
+            count = sum(n.signature == signature for n in felt)
+            speed *= at(self.beside[of.signature, signature], count)
+        return speed
+
+    def learned(self, of: Occupant, neighbours: Sequence[Occupant], speed: float) -> Interference:
+        """The table after a run has observed this speed."""
+        key = situation(of, [n for n in neighbours if n.signature not in ("host", "link")])
+        before = self.observed.get(key, speed)
+        return replace(self, observed={**self.observed, key: MEMORY * before + (1 - MEMORY) * speed})
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def situation(of: Occupant, neighbours: Sequence[Occupant]) -> Situation:
+    others = sorted((n.signature, level(n.share)) for n in neighbours)
+    return of.signature, level(of.share), tuple(others)
+
+
+def level(share: float) -> int:
+    return max(1, round(share * LEVELS))
+
+
+def at(curve: Curve, x: float) -> float:
+    """The curve's value, straight between its points and level beyond them."""
+    place = bisect_right(curve, (x, float("inf")))
+    if place == 0:
+        return curve[0][1]
+    if place == len(curve):
+        return curve[-1][1]
+    (x0, y0), (x1, y1) = curve[place - 1], curve[place]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+@lru_cache(maxsize=65536)
+def best_shares(
+    table: Interference, signatures: tuple[Signature, ...], weights: tuple[float, ...]
+) -> tuple[float, ...]:
+    """Shares that make the weighted sum of speeds largest; whole workers for what takes no part of one."""
+    sharing = [i for i, signature in enumerate(signatures) if signature not in ("host", "link")]
+    shares = [1.0] * len(signatures)
+    if len(sharing) < 2:
+        return tuple(shares)
+    if len(sharing) > MOST_DIVIDED:
+        return tuple(1 / len(sharing) if i in sharing else 1.0 for i in range(len(signatures)))
+    best, chosen = -1.0, None
+    for split in _splits(len(sharing)):
+        occupants = [Occupant(signatures[i], part / LEVELS) for i, part in zip(sharing, split, strict=True)]
+        total = sum(
+            weights[i] * table.speed(occupant, occupants[:k] + occupants[k + 1 :])
+            for k, (i, occupant) in enumerate(zip(sharing, occupants, strict=True))
+        )
+        if total > best + 1e-12:
+            best, chosen = total, split
+    assert chosen is not None
+    for i, part in zip(sharing, chosen, strict=True):
+        shares[i] = part / LEVELS
+    return tuple(shares)
+
+
+@lru_cache(maxsize=16)
+def _splits(count: int) -> tuple[tuple[int, ...], ...]:
+    """Ways to hand out all levels to `count` occupants, each at least one; coarser for many."""
+    step = 1 if count == 2 else 2
+    parts = range(step, LEVELS, step)
+    return tuple(
+        (*head, LEVELS - sum(head)) for head in product(parts, repeat=count - 1) if sum(head) < LEVELS
+    )
+
+
+H200 = Interference(
+    name="h200",
+    source="one NVIDIA H200, torch 2.11, green contexts and MPS, 1.5B and 0.5B models; `bulk` is interpolated "
+    "between a decode of 64 sequences and training",
+    alone={
+        "tail": (
+            (0.0, 0.0),
+            (0.06, 0.25),
+            (0.12, 0.44),
+            (0.18, 0.58),
+            (0.24, 0.69),
+            (0.36, 0.85),
+            (0.48, 0.92),
+            (1.0, 1.0),
+        ),
+        "bulk": ((0.0, 0.0), (0.2, 0.50), (0.36, 0.70), (0.48, 0.80), (0.64, 0.89), (1.0, 1.0)),
+        "compute": ((0.0, 0.0), (0.52, 0.67), (0.64, 0.77), (0.76, 0.82), (0.88, 0.91), (1.0, 1.0)),
+    },
+    beside={
+        ("tail", "tail"): ((0, 1.0), (1, 0.68), (3, 0.60), (7, 0.45)),
+        ("tail", "bulk"): ((0, 1.0), (1, 0.70), (3, 0.50)),
+        ("tail", "compute"): ((0, 1.0), (1, 0.80), (3, 0.60)),
+        ("bulk", "tail"): ((0, 1.0), (1, 0.85), (3, 0.70)),
+        ("bulk", "bulk"): ((0, 1.0), (1, 0.68), (3, 0.50)),
+        ("bulk", "compute"): ((0, 1.0), (1, 0.85), (3, 0.65)),
+        ("compute", "tail"): ((0, 1.0), (1, 0.92), (3, 0.85)),
+        ("compute", "bulk"): ((0, 1.0), (1, 0.90), (3, 0.80)),
+        ("compute", "compute"): ((0, 1.0), (1, 0.88), (3, 0.80)),
+    },
+)
+"""Checked against the measured pairs in tests/graph/test_interference.py."""
+
+_LINE: Curve = ((0.0, 0.0), (1.0, 1.0))
+_FREE: Curve = ((0, 1.0), (1, 1.0))
+CORES = Interference(
+    name="cores",
+    source="by construction: a share is a number of cores, and cores do not get in each other's way",
+    alone={"tail": _LINE, "bulk": _LINE, "compute": _LINE},
+    beside={(a, b): _FREE for a in ("tail", "bulk", "compute") for b in ("tail", "bulk", "compute")},
+)
+"""Shares and nothing else."""

@@ -1,0 +1,42 @@
+"""What a pipeline keeps on its workers and in their hosts' memory, in bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jigsawrl.graph.shape import ModelShape
+
+OPTIMIZER_BYTES = 12
+"""A parameter's float32 copy and Adam's two moments."""
+GRADIENT_BYTES = 4
+MICRO_BATCH_TOKENS = 8192
+ACTIVATIONS_PER_LAYER = 2
+"""Bytes kept per token, layer and hidden unit when activations are recomputed."""
+ACTIVATIONS_NOW = 64
+"""Bytes per token and hidden unit inside the layer that is at work."""
+KV_SHARE = 0.2
+"""Most of a worker's memory that one engine's cache takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Per worker."""
+
+    rollout: float
+    training: float
+    host: float
+    """While the pipeline exists, asleep or awake."""
+
+
+def memory(
+    model: ModelShape, *, sequences: float, tokens: float, tp: int, workers: int, device_bytes: float
+) -> Memory:
+    """Of engines that span `tp` workers with `sequences` of up to `tokens` each, and training over `workers`."""
+    cache = min(sequences * tokens * model.kv_bytes_per_token / tp, KV_SHARE * device_bytes)
+    activations = MICRO_BATCH_TOKENS * model.hidden * (ACTIVATIONS_PER_LAYER * model.layers + ACTIVATIONS_NOW)
+    state = model.parameters * (model.bytes_per_parameter + GRADIENT_BYTES + OPTIMIZER_BYTES) / workers
+    return Memory(
+        rollout=model.weight_bytes / tp + cache,
+        training=state + activations,
+        host=state,
+    )

@@ -1,0 +1,119 @@
+"""A pipeline's coming phases as they are foreseen: the sub-stage graph, built for as many workers as one asks.
+
+A step is two phases. Rollout: one lane per engine (swap, prefill, decode, tail, and tool waits between turns).
+Training: one gang over its workers (log-probs, gradients, optimizer step, weight sync), which starts when the last
+engine is done. The next step's rollout starts when the weights are there.
+
+    engine 0: swap prefill decode tail --.
+    engine 1: swap prefill decode tail ---+-> reward logprob grad optim sync --> step + 1
+    engine 2: swap prefill decode tail --'
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jigsawrl.graph.batch import Batch, Engine, engine
+from jigsawrl.graph.cost import Costs
+from jigsawrl.graph.forecast import Forecast
+from jigsawrl.graph.hardware import Hardware
+from jigsawrl.graph.lanes import Segment
+from jigsawrl.graph.memory import KV_SHARE, Memory, memory
+from jigsawrl.graph.shape import PipelineShape
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Everything a policy may ask about a pipeline's next step."""
+
+    shape: PipelineShape
+    costs: Costs
+    hardware: Hardware
+    forecast: Forecast
+    _cache: dict = field(default_factory=dict, compare=False, repr=False)
+
+    def engine(self, engines: int, tp: int, level: float = 0.5) -> Engine:
+        """One of so many engines, each spanning `tp` workers."""
+        key = ("engine", engines, tp, level)
+        if key not in self._cache:
+            count = max(1, round(self.shape.sequences / engines))
+            batch = Batch.fresh(
+                self.forecast.lengths(count, level), self.shape.prompt_tokens, self.shape.turns
+            )
+            self._cache[key] = self.engine_of(batch, tp)
+        return self._cache[key]
+
+    def engine_of(self, batch: Batch, tp: int) -> Engine:
+        """The lane of one engine's sequences."""
+        return engine(
+            batch,
+            self.costs,
+            tp,
+            tool_seconds=self.shape.tool_seconds,
+            swap_seconds=self.costs.rollout_fixed_seconds,
+            max_tokens=self.shape.max_tokens,
+            kv_tokens=self.costs.kv_tokens,
+        )
+
+    def moved(self, batch: Batch) -> Engine:
+        """The lane of survivors gathered on one worker: weights are loaded, every prefix is run again."""
+        return engine(
+            batch,
+            self.costs,
+            1,
+            tool_seconds=0.0,
+            max_tokens=self.shape.max_tokens,
+            swap_seconds=self.costs.swap_seconds(self.shape.model.weight_bytes),
+        )
+
+    def training(self, workers: int, response_tokens: float | None = None) -> tuple[Segment, ...]:
+        """The gang's sub-stages over all of the step's tokens."""
+        key = ("training", workers, response_tokens)
+        if key not in self._cache:
+            self._cache[key] = self._training(workers, response_tokens)
+        return self._cache[key]
+
+    def _training(self, workers: int, response_tokens: float | None) -> tuple[Segment, ...]:
+        shape, costs = self.shape, self.costs
+        if response_tokens is None:
+            response_tokens = float(self.forecast.lengths(256).mean()) * shape.sequences
+        tokens = response_tokens + shape.prompt_tokens * shape.sequences
+        mean = tokens / shape.sequences
+        logprob = costs.logprob_seconds(tokens, mean, workers) if shape.old_logprobs else 0.0
+        reference = costs.ref_seconds(tokens, mean, workers) if shape.reference else 0.0
+        grad = costs.grad_seconds(tokens, mean, workers) * shape.epochs * (2 if shape.critic else 1)
+        segments = (
+            Segment("reward", shape.reward_seconds),
+            Segment("logprob", logprob + reference, shape.sequences, tokens),
+            Segment("grad", grad, shape.sequences, tokens),
+            Segment("optim", costs.optim_seconds(workers)),
+            Segment("sync", costs.sync_seconds(workers, shape.tp)),
+        )
+        return tuple(segment for segment in segments if segment.seconds > 0)
+
+    def rollout_seconds(self, engines: int, tp: int, level: float = 0.5) -> float:
+        return sum(segment.seconds for segment in self.engine(engines, tp, level).segments)
+
+    def training_seconds(self, workers: int) -> float:
+        return sum(segment.seconds for segment in self.training(workers))
+
+    def solo_seconds(self, workers: int) -> float:
+        """A step alone on so many workers."""
+        return self.rollout_seconds(workers // self.shape.tp, self.shape.tp) + self.training_seconds(workers)
+
+    def memory(self, engines: int, tp: int, workers: int) -> Memory:
+        shape = self.shape
+        return memory(
+            shape.model,
+            sequences=shape.sequences / engines,
+            tokens=shape.prompt_tokens + shape.max_tokens,
+            tp=tp,
+            workers=workers,
+            device_bytes=self.hardware.device_bytes,
+        )
+
+    def memory_moved(self, sequences: int) -> float:
+        """Bytes that so many survivors, gathered, hold on their one worker."""
+        tokens = self.shape.prompt_tokens + self.shape.max_tokens
+        cache = sequences * tokens * self.shape.model.kv_bytes_per_token
+        return self.shape.model.weight_bytes + min(cache, KV_SHARE * self.hardware.device_bytes)

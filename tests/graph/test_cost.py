@@ -1,0 +1,158 @@
+"""Costs fit what was measured, follow what is measured, and are never absurd."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jigsawrl.graph.cost import Costs, DecodeCost, LinearCost, Measured
+from jigsawrl.graph.fitting import fit_decode, fit_linear, linear_prior, nonnegative
+from jigsawrl.graph.hardware import HARDWARE, hardware_named
+from jigsawrl.graph.known_models import model_named
+
+H100 = HARDWARE["h100"]
+QWEN = model_named("qwen3-4b", "")
+
+
+def costs() -> Costs:
+    return Costs(
+        model=QWEN,
+        hardware=H100,
+        gpus=4,
+        tp=4,
+        decoding=DecodeCost(4e-3, 13e-6, 10e-9, 0.05),
+        prefilling=LinearCost(8e-3, 6e-6, 1e-10),
+        logprob=LinearCost(5, 8e-6, 1e-10),
+        ref=LinearCost(7, 8e-6, 1e-10),
+        grad=LinearCost(0, 3e-5, 4e-10),
+        optim=15.0,
+        sync=2.0,
+        errors={"gen": 0.05},
+    )
+
+
+def test_passes_with_warm_up_outliers_give_their_coefficients():
+    rng = np.random.default_rng(0)
+    batch = rng.integers(1, 800, 2000).astype(float)
+    length = rng.uniform(100, 6000, 2000)
+    seconds = (4e-3 + 12e-6 * batch + 11e-9 * batch * length) * rng.lognormal(0, 0.05, 2000)
+    seconds[:100] *= rng.uniform(3, 300, 100)
+    fitted = fit_decode(batch, length, seconds, DecodeCost(2e-3, 5e-6, 5e-9))
+    assert fitted.a == pytest.approx(4e-3, rel=0.1)
+    assert fitted.b == pytest.approx(12e-6, rel=0.1)
+    assert fitted.c == pytest.approx(11e-9, rel=0.1)
+    assert 0.03 < fitted.error < 0.1
+
+
+def test_two_steps_of_nearly_the_same_size_do_not_give_an_absurd_line():
+    prior = linear_prior(QWEN, H100, 4, 1, 0.35, 6.0)
+    tokens, lengths = np.array([1.40e6, 1.41e6]), np.array([1400.0, 1410.0])
+    fitted = fit_linear(tokens, lengths, np.array([17.0, 15.0]), prior, 1.0)
+    assert fitted.seconds(1.4e6, 1400) == pytest.approx(16, rel=0.1)
+    assert fitted.seconds(2.8e6, 2800) < 2.4 * fitted.seconds(1.4e6, 1400)
+    assert fitted.seconds(0, 0) < 16
+
+
+def test_no_measurement_leaves_the_prior():
+    prior, none = linear_prior(QWEN, H100, 4, 1, 0.35, 6.0), np.zeros(0)
+    assert fit_linear(none, none, none, prior, 1.0) == prior
+    assert fit_decode(none, none, none, DecodeCost(1, 2, 3)) == DecodeCost(1, 2, 3)
+
+
+@given(st.lists(st.lists(st.floats(-10, 10), min_size=4, max_size=4), min_size=3, max_size=12))
+def test_no_coefficient_is_ever_negative(rows):
+    table = np.array(rows)
+    assert (nonnegative(table[:, :3], table[:, 3]) >= 0).all()
+
+
+@given(
+    st.lists(st.tuples(st.floats(1, 1000), st.floats(1, 8000), st.floats(1e-5, 1e3)), min_size=1, max_size=30)
+)
+def test_whatever_is_measured_costs_stay_positive_and_finite(measurements):
+    decode, linear = DecodeCost(4e-3, 13e-6, 10e-9), LinearCost(5, 8e-6, 1e-10)
+    for each in measurements:
+        decode, linear = decode.updated(Measured(*each)), linear.updated(Measured(*each))
+        assert 0 < decode.pass_seconds(10, 100) < np.inf
+        assert 0 < linear.seconds(10, 100) < np.inf
+        assert 0 <= decode.error < np.inf
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_senseless_measurement_changes_nothing(seconds):
+    assert DecodeCost(1, 1, 1, 0.1).updated(Measured(1, 1, seconds)) == DecodeCost(1, 1, 1, 0.1)
+
+
+def test_a_machine_that_gets_slower_is_followed_within_ten_measurements():
+    cost, truth = DecodeCost(4e-3, 13e-6, 10e-9, 0.05), DecodeCost(8e-3, 26e-6, 20e-9)
+    for batch in range(10, 110, 10):
+        cost = cost.updated(Measured(batch, 1000, truth.pass_seconds(batch, 1000)))
+    assert cost.pass_seconds(64, 1000) == pytest.approx(truth.pass_seconds(64, 1000), rel=0.05)
+
+
+def test_one_outlier_moves_a_cost_by_at_most_two_thirds_and_shows_in_its_error():
+    cost = DecodeCost(4e-3, 13e-6, 10e-9, 0.05)
+    after = cost.updated(Measured(8, 500, 10.0))
+    assert after.pass_seconds(8, 500) < 1.7 * cost.pass_seconds(8, 500)
+    assert after.error > 0.3
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill", "logprob", "ref", "grad", "optim", "sync"])
+def test_every_kind_of_sub_stage_follows_its_measurements_at_any_width(kind):
+    now = costs()
+    for _ in range(40):
+        now = now.updated(kind, Measured(1000, 800, 20.0), gpus=8, tp=2)
+    seconds = {
+        "decode": lambda: now.decode(2).pass_seconds(1000, 800),
+        "prefill": lambda: now.prefill_seconds(1000, 800, 2),
+        "logprob": lambda: now.logprob_seconds(1000, 800, 8),
+        "ref": lambda: now.ref_seconds(1000, 800, 8),
+        "grad": lambda: now.grad_seconds(1000, 800, 8),
+        "optim": lambda: now.optim_seconds(8),
+        "sync": lambda: now.sync_seconds(8, 2),
+    }[kind]()
+    assert seconds == pytest.approx(20, rel=0.05)
+    assert now.errors[kind] < 0.2
+    assert now.errors["gen"] == 0.05
+
+
+def test_the_knee_is_where_half_of_a_pass_is_fixed():
+    decode = DecodeCost(4e-3, 13e-6, 10e-9)
+    knee = decode.knee(1000)
+    assert decode.pass_seconds(knee, 1000) == pytest.approx(2 * decode.a, rel=0.01)
+    assert decode.knee(8000) < knee
+
+
+def test_wider_training_divides_tokens_but_not_what_is_fixed():
+    four, eight = costs().logprob_seconds(1e6, 1000, 4), costs().logprob_seconds(1e6, 1000, 8)
+    assert eight - 5 == pytest.approx((four - 5) / 2)
+    assert costs().optim_seconds(8) == 7.5
+
+
+def test_one_worker_decodes_as_the_roofline_says():
+    alone = costs().decode(1)
+    reading = QWEN.weight_bytes / (H100.memory_bandwidth * 0.9)
+    assert alone.a == pytest.approx(1.3e-3 + reading)
+    assert (alone.b, alone.c) == pytest.approx((4 * 13e-6, 4 * 10e-9))
+    assert alone.a > costs().decode(2).a > 0
+    assert alone.error > costs().decoding.error
+
+
+def test_other_hardware_is_slower_where_it_has_less_and_says_that_it_was_derived():
+    here, there = costs(), costs().on(hardware_named("H20"))
+    assert there.derived
+    assert not here.derived
+    assert "roofline" in there.source
+    assert there.grad_seconds(1e6, 1000, 4) == pytest.approx(here.grad_seconds(1e6, 1000, 4) * 989 / 148)
+    assert there.decode(4).pass_seconds(1, 4000) < here.decode(4).pass_seconds(1, 4000)
+    assert there.decode(4).b > here.decode(4).b
+    assert here.on(H100) is here
+
+
+def test_a_larger_model_costs_more_everywhere():
+    small, large = costs(), costs().of(model_named("qwen3-32b", ""))
+    assert large.decode(4).pass_seconds(16, 1000) > small.decode(4).pass_seconds(16, 1000)
+    assert large.grad_seconds(1e6, 1000, 4) > 5 * small.grad_seconds(1e6, 1000, 4)
+    assert large.kv_tokens is None
+    assert large.derived

@@ -1,0 +1,94 @@
+"""The interference table against what was measured, and how it learns."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jigsawrl.graph.interference import CORES, H200, LEVELS, Occupant, Signature, at, best_shares
+
+SHARING: list[Signature] = ["compute", "bulk", "tail"]
+
+MEASURED = [
+    # what runs, its share, its neighbour, the neighbour's share, the speed measured on an H200
+    ("tail", 32 / 132, "compute", 100 / 132, 0.54),
+    ("tail", 48 / 132, "compute", 84 / 132, 0.68),
+    ("compute", 100 / 132, "tail", 32 / 132, 0.72),
+    ("compute", 84 / 132, "tail", 48 / 132, 0.69),
+    ("bulk", 64 / 132, "compute", 68 / 132, 0.70),
+    ("compute", 68 / 132, "bulk", 64 / 132, 0.60),
+    ("tail", 0.5, "tail", 0.5, 0.63),
+    ("compute", 0.5, "compute", 0.5, 0.57),
+]
+
+
+@pytest.mark.parametrize(("kind", "share", "other", "others_share", "speed"), MEASURED)
+def test_measured_pairs_come_out_as_measured(
+    kind: Signature, share: float, other: Signature, others_share: float, speed: float
+) -> None:
+    predicted = H200.speed(Occupant(kind, share), [Occupant(other, others_share)])
+    assert predicted == pytest.approx(speed, rel=0.1)
+
+
+def test_alone_on_the_whole_worker_is_full_speed() -> None:
+    for kind in SHARING:
+        assert H200.speed(Occupant(kind, 1.0)) == 1.0
+
+
+def test_waiting_for_tools_and_links_takes_nothing_and_loses_nothing() -> None:
+    training = Occupant("compute", 1.0)
+    assert H200.speed(training, [Occupant("host", 1.0), Occupant("link", 1.0)]) == 1.0
+    assert H200.speed(Occupant("host", 1.0), [training]) == 1.0
+
+
+@given(
+    kind=st.sampled_from(SHARING),
+    share=st.integers(1, LEVELS - 1),
+    others=st.lists(st.sampled_from(SHARING), max_size=4),
+)
+def test_more_of_a_worker_never_makes_slower_and_more_neighbours_never_faster(
+    kind: Signature, share: int, others: list[Signature]
+) -> None:
+    neighbours = [Occupant(other, 0.1) for other in others]
+    small, large = Occupant(kind, share / LEVELS), Occupant(kind, (share + 1) / LEVELS)
+    assert 0 < H200.speed(small, neighbours) <= H200.speed(large, neighbours) <= 1
+    assert H200.speed(small, [*neighbours, Occupant("tail", 0.1)]) <= H200.speed(small, neighbours)
+
+
+def test_what_a_run_observes_replaces_the_prior_and_is_followed() -> None:
+    tail, training = Occupant("tail", 0.25), Occupant("compute", 0.75)
+    prior = H200.speed(tail, [training])
+    table = H200.learned(tail, [training], 0.9)
+    assert table.speed(tail, [training]) == pytest.approx(0.9)
+    for _ in range(20):
+        table = table.learned(tail, [training], 0.4)
+    assert table.speed(tail, [training]) == pytest.approx(0.4, abs=0.01)
+    assert H200.speed(tail, [training]) == prior, "the table that was there stays as it was"
+    assert table.speed(tail, [Occupant("bulk", 0.75)]) == H200.speed(tail, [Occupant("bulk", 0.75)])
+
+
+def test_a_tail_beside_training_gets_a_small_share_and_both_gain() -> None:
+    tail, training = best_shares(H200, ("tail", "compute"), (1.0, 1.0))
+    assert tail + training == 1
+    assert tail < 0.5
+    total = H200.speed(Occupant("tail", tail), [Occupant("compute", training)]) + H200.speed(
+        Occupant("compute", training), [Occupant("tail", tail)]
+    )
+    assert total > 1.2
+
+
+@given(kinds=st.lists(st.sampled_from(SHARING), min_size=1, max_size=6))
+def test_shares_are_a_division_of_the_worker(kinds: list[Signature]) -> None:
+    shares = best_shares(H200, tuple(kinds), (1.0,) * len(kinds))
+    assert sum(shares) == pytest.approx(1.0)
+    assert min(shares) > 0
+
+
+def test_cores_are_exactly_shared() -> None:
+    assert CORES.speed(Occupant("compute", 0.5), [Occupant("tail", 0.5)]) == 0.5
+
+
+def test_a_curve_is_straight_between_points_and_level_beyond() -> None:
+    curve = ((0.0, 0.0), (1.0, 2.0))
+    assert [at(curve, x) for x in (-1.0, 0.0, 0.25, 1.0, 3.0)] == [0.0, 0.0, 0.5, 2.0, 2.0]

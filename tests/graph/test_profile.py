@@ -1,0 +1,127 @@
+"""Profiles: fitted from runs, written, read, and built in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from test_traces import STEP, write
+from test_verl_log import PLAIN, log
+
+from jigsawrl.errors import JigsawError
+from jigsawrl.graph.fit import fit_folder
+from jigsawrl.graph.predict import StepWork, stage_seconds
+from jigsawrl.graph.profile import builtin_profiles, load_profile, write_profile
+from jigsawrl.graph.rollout import rollout_seconds
+
+
+def test_a_fitted_profile_predicts_the_runs_it_was_fitted_on(tmp_path):
+    profile = fit_folder(write(tmp_path))
+    workload = profile.workload("gsm8k_qwen3-4b")
+    work = StepWork(workload.lengths(1), workload.prompt_tokens, 840.0)
+    seconds = stage_seconds(profile.costs("gsm8k_qwen3-4b"), work)
+    assert seconds["gen"] == pytest.approx(STEP["timing_s/gen"], rel=0.1)
+    assert seconds["update_actor"] == pytest.approx(STEP["timing_s/update_actor"], rel=0.1)
+    assert seconds["step"] == pytest.approx(STEP["timing_s/step"], rel=0.1)
+
+
+def test_a_profile_is_the_same_after_writing_and_reading(tmp_path):
+    profile = fit_folder(write(tmp_path))
+    path = tmp_path / "out" / "mine.json"
+    write_profile(profile, path)
+    again = load_profile(path)
+    assert again.name == profile.name
+    assert again.workloads.keys() == profile.workloads.keys()
+    workload = profile.workload("gsm8k_qwen3-4b")
+    assert again.workload("gsm8k_qwen3-4b").quantiles == workload.quantiles
+    assert again.costs("gsm8k_qwen3-4b").decoding.a == pytest.approx(workload.costs.decoding.a, rel=1e-5)
+    write_profile(again, tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+
+
+def test_a_folder_of_logs_or_one_log_is_fitted_too(tmp_path):
+    path = log(tmp_path, *(f"step:{step} - {PLAIN}" for step in (1, 2, 3)))
+    for source in (tmp_path, path):
+        workload = fit_folder(source).workload("gsm8k_qwen3-4b")
+        assert workload.reconstructed
+        assert workload.gpus == 8
+
+
+def test_an_empty_folder_says_what_it_should_hold(tmp_path):
+    with pytest.raises(JigsawError, match=r"workloads\.json"):
+        fit_folder(tmp_path)
+    with pytest.raises(JigsawError, match="no such folder"):
+        fit_folder(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["h100-traces", "h200", "h20", "h800"])
+def test_every_built_in_profile_knows_all_traced_workloads(name):
+    profile = load_profile(name)
+    assert len(profile.workloads) == 17
+    assert profile.source
+    assert profile.derived == (name != "h100-traces")
+    for each, workload in profile.workloads.items():
+        costs = profile.costs(each)
+        seconds = rollout_seconds(costs, workload.lengths(0), workload.prompt_tokens, costs.tp)
+        assert 1 < seconds < 10_000
+        assert costs.hardware == profile.hardware
+        assert costs.derived == profile.derived
+        assert workload.shape().sequences == 1024
+
+
+def test_built_in_profiles_are_small_and_name_their_source():
+    from importlib import resources
+
+    folder = resources.files("jigsawrl.graph") / "profiles"
+    sizes = [len((folder / f"{name}.json").read_bytes()) for name in builtin_profiles()]
+    assert sum(sizes) < 400_000
+    assert "Rabenda/verl_customize, Apache-2.0" in load_profile("h100-traces").source
+
+
+def test_quantiles_keep_the_longest_and_about_the_sum():
+    workload = load_profile("h100-traces").workload("gsm8k_qwen3-4b-instruct")
+    lengths = workload.lengths(0)
+    assert lengths.max() == workload.quantiles[0][-1]
+    assert len(workload.lengths(3, 100)) == 100
+    assert float(np.mean(lengths)) == pytest.approx(257, rel=0.03)
+
+
+def test_other_hardware_is_marked_as_derived():
+    profile = load_profile("h100-traces")
+    assert not profile.costs("gsm8k_qwen3-4b").derived
+    assert profile.costs("gsm8k_qwen3-4b", "a100").derived
+    with pytest.raises(JigsawError, match="h100"):
+        profile.costs("gsm8k_qwen3-4b", "abacus")
+    with pytest.raises(JigsawError, match="gsm8k_qwen3-4b"):
+        profile.workload("nothing")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "hardware": "h100"}'])
+def test_a_file_that_is_no_profile_is_refused(tmp_path, text):
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(JigsawError, match=r"p\.json"):
+        load_profile(path)
+
+
+def test_a_profile_with_a_negative_coefficient_is_refused(tmp_path):
+    path = tmp_path / "p.json"
+    write_profile(fit_folder(write(tmp_path)), path)
+    document = json.loads(path.read_text())
+    document["workloads"]["gsm8k_qwen3-4b"]["costs"]["decode"]["a"] = -1
+    path.write_text(json.dumps(document))
+    with pytest.raises(JigsawError, match=r"decode\.a"):
+        load_profile(path)
+
+
+def test_an_unknown_profile_names_those_there_are():
+    with pytest.raises(JigsawError, match="h100-traces"):
+        load_profile("h101")
+
+
+def test_profiles_do_not_import_torch():
+    code = "import sys, jigsawrl.graph.fit, jigsawrl.graph.profile; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
