@@ -57,7 +57,9 @@ def main() -> None:
                 name = f"{what}, batch {'grown' if grown else 'kept'}"
                 results[name] = grid(profile, chosen, gpus, grown, options.seed, dict(POLICIES), name)
                 print_grid(console, name, results[name], gpus)
-        levers = grid(profile, pairs[:4], gpus, False, options.seed, {"serial": POLICIES["serial"], **LEVERS}, "levers")
+        levers = grid(
+            profile, pairs[:4], gpus, False, options.seed, {"serial": POLICIES["serial"], **LEVERS}, "levers"
+        )
         print_grid(console, "one lever after the other (four pairs, batch kept)", levers, gpus)
         kept, quad = results["pairs, batch kept"], results["quads, batch kept"]
         claims = {
@@ -68,7 +70,9 @@ def main() -> None:
             "quads_mean_vs_serial": claim(mean(quad, "jigsaw", "serial"), at_least=1.0),
             "quads_max_vs_serial": claim(best(quad, "jigsaw", "serial"), at_least=1.0),
         }
-        report(console, "multiplex_sim", options.seed, claims, quick=options.quick, grids=results, levers=levers)
+        report(
+            console, "multiplex_sim", options.seed, claims, quick=options.quick, grids=results, levers=levers
+        )
 
 
 def mixes(profile: Profile, seed: int, pairs: int, quads: int) -> tuple[list[Mix], list[Mix]]:
@@ -169,7 +173,9 @@ def flops(jobs: list[Job]) -> float:
 
 def ratios(rows: list[dict[str, Any]], policy: str, against: str) -> list[float]:
     return [
-        row["policies"][against]["seconds"] / row["policies"][policy]["seconds"] for row in rows if "policies" in row
+        row["policies"][against]["seconds"] / row["policies"][policy]["seconds"]
+        for row in rows
+        if "policies" in row
     ]
 
 
@@ -188,16 +194,27 @@ def mean_slowdown(rows: list[dict[str, Any]], policy: str) -> float:
 def print_grid(console: Console, title: str, rows: list[dict[str, Any]], gpus: tuple[int, ...]) -> None:
     done = [row for row in rows if "policies" in row]
     table = Table(title=title, caption=f"{len(done)} mixes; throughput against serial; means")
-    for column in ("policy", *(f"{n} GPUs" for n in gpus), "mean", "max", "slowdown", "MFU %", "largest bubbles %"):
+    for column in (
+        "policy",
+        *(f"{n} GPUs" for n in gpus),
+        "mean",
+        "max",
+        "slowdown",
+        "MFU %",
+        "largest bubbles %",
+    ):
         table.add_column(column, justify="left" if column in ("policy", "largest bubbles %") else "right")
     for policy in done[0]["policies"]:
         by_size = [
-            figure(statistics.mean(ratios([row for row in done if row["gpus"] == n], policy, "serial") or [0]))
+            figure(
+                statistics.mean(ratios([row for row in done if row["gpus"] == n], policy, "serial") or [0])
+            )
             for n in gpus
         ]
         cells = [row["policies"][policy] for row in done]
         bubbles = {
-            cause: 100 * statistics.mean(cell["bubbles"][cause] for cell in cells) for cause in cells[0]["bubbles"]
+            cause: 100 * statistics.mean(cell["bubbles"][cause] for cell in cells)
+            for cause in cells[0]["bubbles"]
         }
         largest = sorted(bubbles, key=lambda cause: -bubbles[cause])[:3]
         table.add_row(

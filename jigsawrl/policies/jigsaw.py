@@ -1,0 +1,181 @@
+"""The look-ahead: fill, merge, and choose by where it leads.
+
+After every event the possible next actions are collected: a ready phase on all workers, on those that are free, on
+half of them; a tail gathered on one worker. Each is tried on a prediction of what follows (`forward`). The best is
+kept and the rest tried on top of it, until nothing makes the predicted end of all work come sooner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jigsawrl.graph.batch import Batch
+from jigsawrl.graph.interference import best_shares
+from jigsawrl.graph.lanes import Segment
+from jigsawrl.policies.forward import Forward
+from jigsawrl.policies.shares import equal, shared
+from jigsawrl.policies.starts import needs, start_on
+from jigsawrl.policies.state import Action, Event, Migrate, Pipeline, Start, State
+from jigsawrl.policies.tails import last_tails
+
+GAIN = 1e-3
+"""Part of the predicted time that moving a tail must save to be worth it."""
+SAME = 1e-9
+"""What starts as well now as later starts now."""
+READY = 3
+"""Waiting phases that are considered at one time, longest waiting first."""
+PATIENCE = 3.0
+"""Steps of its own that a phase waits before it goes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jigsaw:
+    """Levers can be left out one by one, to see how far each carries."""
+
+    fill: bool = True
+    shares: bool = True
+    merge: bool = True
+    lookahead: bool = True
+    name: str = "jigsaw"
+
+    def decide(self, state: State, events: list[Event]) -> list[Action]:
+        chosen = self._choose(state) if self._choices(state) else []
+        starts = [action for action in chosen if isinstance(action, Start)]
+        moves = [action for action in chosen if isinstance(action, Migrate)]
+        return [*moves, *self._shared(state, starts, moves)]
+
+    # Candidates
+
+    def _choices(self, state: State) -> list[Start | Migrate]:
+        choices: list[Start | Migrate] = []
+        for pipeline in self._waiting(state):
+            choices += self._starts(state, pipeline)
+        if self.merge:
+            for pipeline in state.pipelines.values():
+                choices += self._moves(state, pipeline)
+        return choices
+
+    def _waiting(self, state: State) -> list[Pipeline]:
+        ready = sorted(state.ready(), key=lambda p: (-p.outlook.shape.priority, p.since, p.name))
+        late = [p for p in ready if self._late(state, p)]
+        return late[:1] or ready[:READY]
+
+    def _late(self, state: State, pipeline: Pipeline) -> bool:
+        return state.now - pipeline.since > PATIENCE * pipeline.outlook.solo_seconds(len(pipeline.home))
+
+    def _starts(self, state: State, pipeline: Pipeline) -> list[Start]:
+        """On all workers, on the free ones, on the half with the least on them."""
+        load = [len(state.lanes.on_worker[worker]) for worker in pipeline.home]
+        free = [w for w, n in zip(pipeline.home, load, strict=True) if n == 0]
+        sets = [free]
+        if self.fill:
+            order = sorted(pipeline.home, key=lambda w: (len(state.lanes.on_worker[w]), w))
+            half = sorted(order[: len(order) // 2])
+            sets += [list(pipeline.home), half]
+        found: dict[Start, None] = {}
+        for workers in sets:
+            start = start_on(state, pipeline, workers)
+            if start is not None:
+                found[start] = None
+        return list(found)
+
+    def _moves(self, state: State, pipeline: Pipeline) -> list[Migrate]:
+        """Its whole rollout is in the tail, on several workers: onto the one of them with the least beside it."""
+        tails = last_tails(state, pipeline)
+        workers = {worker for lane in tails for worker in lane.workers}
+        if len(workers) < 2 or len(tails) < len(pipeline.lanes):
+            return []
+        active = sum(state.survivors[lane.id].sequences for lane in tails)
+        target = min(workers, key=lambda w: (len(state.lanes.on_worker[w]), w))
+        if active == 0 or not state.fits((target,), pipeline.outlook.memory_moved(active)):
+            return []
+        return [Migrate(pipeline.name, tuple(lane.id for lane in tails), target)]
+
+    # The choice
+
+    def _choose(self, state: State) -> list[Start | Migrate]:
+        choices = self._choices(state)
+        if not self.lookahead:
+            return self._first(choices)
+        chosen: list[Start | Migrate] = []
+        future = Forward(state)
+        until = state.now + self._horizon(state)
+        best = self._score(future, until)
+        overdue = [p.name for p in self._waiting(state) if self._late(state, p)]
+        while choices:
+            scores = [self._score(self._after(future, state, choice), until) for choice in choices]
+            soonest = min(scores)
+            choice = choices[scores.index(soonest)]
+            needed = GAIN * (best - state.now) if isinstance(choice, Migrate) else -SAME * best
+            must = (not state.lanes.lanes and not chosen) or choice.pipeline in overdue
+            if soonest > best - needed and not must:
+                break
+            chosen.append(choice)
+            future, best = self._after(future, state, choice), soonest
+            choices = [other for other in choices if compatible(state, chosen, other)]
+        return chosen
+
+    def _after(self, future: Forward, state: State, choice: Start | Migrate) -> Forward:
+        """The same future, with this done first."""
+        changed = future.copy()
+        if isinstance(choice, Start):
+            changed.start(choice)
+        else:
+            changed.gather(choice, moved_segments(state, choice))
+        return changed
+
+    def _first(self, choices: list[Start | Migrate]) -> list[Start | Migrate]:
+        """Without looking ahead: whatever can start starts, whatever can be gathered is gathered."""
+        chosen: dict[str, Start | Migrate] = {}
+        for choice in choices:
+            chosen.setdefault(choice.pipeline, choice)
+        return list(chosen.values())
+
+    def _horizon(self, state: State) -> float:
+        """Long enough for every pipeline to get through a step."""
+        workers = len(state.lanes.on_worker)
+        return 1.5 * max(
+            p.outlook.solo_seconds(workers) for p in state.pipelines.values() if p.status != "done"
+        )
+
+    def _score(self, future: Forward, until: float) -> float:
+        return future.copy().follow(until).makespan(future.since)
+
+    def _shared(self, state: State, starts: list[Start], moves: list[Migrate]) -> list[Action]:
+        leaving = {lane for move in moves for lane in move.lanes}
+        best = lambda kinds: best_shares(state.table, kinds, (1.0,) * len(kinds))
+        return shared(state, starts, best if self.shares else equal, leaving)
+
+
+def compatible(state: State, chosen: list[Start | Migrate], other: Start | Migrate) -> bool:
+    """Whether it can still be done: one action for a pipeline, and room in memory."""
+    if any(choice.pipeline == other.pipeline for choice in chosen):
+        return False
+    held = list(state.held)
+    for choice in [*chosen, other]:
+        if isinstance(choice, Start):
+            pipeline = state.pipelines[choice.pipeline]
+            needed = needs(pipeline, choice.places)
+            for place in choice.places:
+                for worker in place:
+                    held[worker] += needed
+        else:
+            held[choice.worker] += moved_bytes(state, choice)
+    return max(held) <= state.device_bytes
+
+
+def moved_segments(state: State, move: Migrate) -> tuple[Segment, ...]:
+    """The lane that a gathered tail is foreseen to be."""
+    outlook = state.pipelines[move.pipeline].outlook
+    survivors = [state.survivors[key] for key in move.lanes]
+    count = sum(each.sequences for each in survivors)
+    context = sum(each.sequences * each.context for each in survivors) / count
+    remaining = outlook.forecast.beyond(context - outlook.shape.prompt_tokens, count)
+    return outlook.moved(Batch(remaining, np.full(count, context))).segments
+
+
+def moved_bytes(state: State, move: Migrate) -> float:
+    count = sum(state.survivors[key].sequences for key in move.lanes)
+    return state.pipelines[move.pipeline].outlook.memory_moved(count)

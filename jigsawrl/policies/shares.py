@@ -1,0 +1,61 @@
+"""Dividing workers among the lanes on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from jigsawrl.graph.interference import SIGNATURES, Signature
+from jigsawrl.policies.state import Action, Resize, Start, State
+
+Rule = Callable[[tuple[Signature, ...]], tuple[float, ...]]
+"""From what runs on a worker to the share of each."""
+
+
+def equal(signatures: tuple[Signature, ...]) -> tuple[float, ...]:
+    """Everyone as much as everyone else: what a GPU does without control."""
+    return (1 / len(signatures),) * len(signatures)
+
+
+def shared(
+    state: State, starts: list[Start], rule: Rule, leaving: Collection[int] = frozenset()
+) -> list[Action]:
+    """The starts, and new shares for lanes that stay, so that every worker is divided by the rule.
+
+    A lane that spans workers has one share: the smallest that one of them leaves it.
+    """
+    crowds: dict[int, list[tuple[int, Signature]]] = {}
+    staying = [lane for lane in state.lanes.lanes.values() if lane.id not in leaving]
+    for lane in staying:
+        if lane.occupies:
+            signature = SIGNATURES[lane.segment.kind]
+            for worker in lane.workers:
+                crowds.setdefault(worker, []).append((lane.id, signature))
+    for number, start in enumerate(starts):
+        signature = first_signature(state, start)
+        for place in start.places:
+            for worker in place:
+                crowds.setdefault(worker, []).append((-1 - number, signature))
+    shares = _smallest(crowds, rule)
+    actions: list[Action] = []
+    for lane in staying:
+        share = shares.get(lane.id, lane.share)
+        if share != lane.share:
+            actions.append(Resize(lane.id, share))
+    for number, start in enumerate(starts):
+        actions.append(replace(start, share=shares.get(-1 - number, 1.0)))
+    return actions
+
+
+def _smallest(crowds: dict[int, list[tuple[int, Signature]]], rule: Rule) -> dict[int, float]:
+    shares: dict[int, float] = {}
+    for crowd in {tuple(crowd) for crowd in crowds.values()}:
+        divided = rule(tuple(signature for _, signature in crowd))
+        for (who, _), share in zip(crowd, divided, strict=True):
+            shares[who] = min(share, shares.get(who, 1.0))
+    return shares
+
+
+def first_signature(state: State, start: Start) -> Signature:
+    """What a phase is bound by when it starts; both kinds start with much arithmetic."""
+    return "compute"

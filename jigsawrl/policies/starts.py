@@ -1,0 +1,41 @@
+"""Starting a phase: at which places, and whether it fits there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jigsawrl.policies.state import Phase, Pipeline, Place, Start, State
+
+
+def in_engines(workers: Sequence[int], tp: int) -> tuple[Place, ...]:
+    """Workers in groups that one engine spans; what does not fill a group is left out."""
+    return tuple(tuple(workers[i : i + tp]) for i in range(0, len(workers) - tp + 1, tp))
+
+
+def places_on(pipeline: Pipeline, workers: Sequence[int]) -> tuple[Place, ...]:
+    """Where its phase would run if it had these workers: engines side by side, or one training gang."""
+    if pipeline.phase == "training":
+        return (tuple(workers),) if workers else ()
+    return in_engines(workers, pipeline.tp)
+
+
+def needs(pipeline: Pipeline, places: tuple[Place, ...]) -> float:
+    """Bytes that its phase holds on each worker of these places."""
+    return bytes_for(pipeline, pipeline.phase, len(places), len(places[0]))
+
+
+def bytes_for(pipeline: Pipeline, phase: Phase, engines: int, width: int) -> float:
+    if phase == "training":
+        return pipeline.outlook.memory(1, pipeline.tp, width).training
+    return pipeline.outlook.memory(engines, width, len(pipeline.home)).rollout
+
+
+def start_on(state: State, pipeline: Pipeline, workers: Sequence[int]) -> Start | None:
+    """The start of its phase on these workers, if there are enough and their memory has room."""
+    places = places_on(pipeline, [worker for worker in workers if state.alive[worker]])
+    if not places:
+        return None
+    needed = needs(pipeline, places)
+    if all(state.fits(place, needed) for place in places):
+        return Start(pipeline.name, places)
+    return None

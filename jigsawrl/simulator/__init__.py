@@ -1,0 +1,1 @@
+"""The event loop with durations from cost models: policies run here exactly as they run for real."""

@@ -1,0 +1,47 @@
+"""What is simulated: pipelines whose true lengths and durations only the simulator knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jigsawrl.graph.cost import Costs
+from jigsawrl.graph.shape import PipelineShape
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A pipeline, what its steps will turn out to be, and what is believed of it at first."""
+
+    shape: PipelineShape
+    costs: Costs
+    lengths: Callable[[int], Floats]
+    """Response lengths of a step, the same at every call."""
+    expected: Floats
+    """Lengths as a profile foresees them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A worker dies, and comes back or does not."""
+
+    worker: int
+    at: float
+    back: float = float("inf")
+
+
+def steps_of(quantiles: list[Floats], sequences: int, seed: int) -> Callable[[int], Floats]:
+    """Steps drawn from logged ones in turn: each length from that step's quantiles."""
+
+    def lengths(step: int) -> Floats:
+        rng = np.random.default_rng((seed, step))
+        logged = quantiles[(step - 1) % len(quantiles)]
+        where = (np.arange(len(logged)) + 0.5) / len(logged)
+        return np.ceil(np.interp(rng.random(sequences), where, logged))
+
+    return lengths

@@ -1,0 +1,125 @@
+"""Policies in the simulator: what must hold whatever the pipelines are."""
+
+from __future__ import annotations
+
+import pytest
+from graph.planning import WORKER, job
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jigsawrl.graph.interference import CORES, H200
+from jigsawrl.policies.named import POLICIES
+from jigsawrl.policies.serial import Serial
+from jigsawrl.policies.state import Action, Event, Start, State
+from jigsawrl.simulator.jobs import Failure, Job
+from jigsawrl.simulator.simulation import InvalidAction, Outcome, Simulation, Stuck
+
+EVERY = sorted(POLICIES)
+
+
+def simulate(policy: str, jobs: list[Job], workers: int = 4, **settings: object) -> Outcome:
+    return Simulation(POLICIES[policy], jobs, WORKER, workers, H200, **settings).run()  # type: ignore[arg-type]
+
+
+jobs = st.lists(
+    st.fixed_dictionaries(
+        {
+            "prompts": st.integers(1, 64),
+            "samples": st.sampled_from([1, 4, 8]),
+            "median": st.floats(5, 1500),
+            "sigma": st.floats(0, 1.5),
+            "steps": st.integers(1, 3),
+            "seed": st.integers(0, 99),
+            "tp": st.sampled_from([1, 2]),
+            "turns": st.sampled_from([1, 3]),
+            "tool_seconds": st.sampled_from([0.0, 5.0]),
+            "arrival": st.sampled_from([0.0, 7.5, 300.0]),
+            "parameters": st.sampled_from([1e9, 3e9]),
+        }
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@pytest.mark.parametrize("policy", EVERY)
+@settings(max_examples=25, deadline=None)
+@given(specs=jobs, workers=st.sampled_from([2, 4, 8]), noise=st.sampled_from([0.0, 0.3]))
+def test_every_pipeline_makes_all_its_steps(
+    policy: str, specs: list[dict], workers: int, noise: float
+) -> None:
+    """Nothing starves or deadlocks, memory and shares hold after every event (the simulator checks them)."""
+    todo = [job(f"p{i}", **spec) for i, spec in enumerate(specs)]
+    outcome = simulate(policy, todo, workers, noise=noise)
+    steps = [(e["pipeline"], e["step"]) for e in outcome.log if e["event"] == "step"]
+    assert sorted(steps) == sorted((j.shape.name, s) for j in todo for s in range(1, j.shape.steps + 1))
+    for each in todo:
+        expected = sum(each.lengths(s).sum() for s in range(1, each.shape.steps + 1))
+        assert outcome.tokens[each.shape.name] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("policy", EVERY)
+@settings(max_examples=10, deadline=None)
+@given(specs=jobs, at=st.floats(0.1, 200), back=st.sampled_from([50.0, float("inf")]))
+def test_a_dead_worker_loses_no_step(policy: str, specs: list[dict], at: float, back: float) -> None:
+    todo = [job(f"p{i}", **spec) for i, spec in enumerate(specs)]
+    outcome = simulate(policy, todo, 4, failures=[Failure(1, at, at + back)])
+    assert set(outcome.finished) == {each.shape.name for each in todo}
+
+
+@pytest.mark.parametrize("policy", EVERY)
+def test_the_same_seed_gives_the_same_log(policy: str) -> None:
+    todo = [job("a", seed=1), job("b", seed=2, median=400)]
+    first, second = (simulate(policy, todo, noise=0.2, seed=5) for _ in range(2))
+    assert first.log == second.log
+    assert simulate(policy, todo, noise=0.2, seed=6).log != first.log
+
+
+@pytest.mark.parametrize("policy", EVERY)
+def test_one_pipeline_alone_takes_as_long_under_every_policy(policy: str) -> None:
+    alone = [job("a", steps=3)]
+    assert simulate(policy, alone).seconds <= simulate("serial", alone).seconds * 1.02
+
+
+def test_serial_takes_the_sum_and_jigsaw_less() -> None:
+    a, b = job("a", seed=1, steps=4), job("b", seed=2, steps=4)
+    apart = simulate("serial", [a]).seconds + simulate("serial", [b]).seconds
+    assert simulate("serial", [a, b]).seconds == pytest.approx(apart)
+    assert simulate("jigsaw", [a, b]).seconds < 0.8 * apart
+
+
+def test_tool_waits_are_filled() -> None:
+    both = [job(n, seed=s, turns=4, tool_seconds=30.0, steps=3) for n, s in (("a", 1), ("b", 2))]
+    assert simulate("jigsaw", both).seconds < 0.65 * simulate("serial", both).seconds
+
+
+def test_what_cannot_be_is_refused() -> None:
+    class Eager:
+        name = "eager"
+
+        def decide(self, state: State, events: list[Event]) -> list[Action]:
+            return [Start(p.name, ((0, 1, 2, 3),), 0.8) for p in state.ready()]
+
+    with pytest.raises(InvalidAction, match=r"1\.60 of worker 0"):
+        Simulation(Eager(), [job("a"), job("b")], WORKER, 4, CORES).run()
+
+
+def test_a_policy_that_does_nothing_is_found_out() -> None:
+    class Idle:
+        name = "idle"
+
+        def decide(self, state: State, events: list[Event]) -> list[Action]:
+            return []
+
+    with pytest.raises(Stuck, match="idle leaves a waiting for ever"):
+        Simulation(Idle(), [job("a")], WORKER, 4, CORES).run()
+
+
+def test_the_log_says_where_every_second_went() -> None:
+    outcome = Simulation(Serial(), [job("a", steps=1)], WORKER, 4, H200).run()
+    spans = [e for e in outcome.log if e["event"] == "substage"]
+    assert {"swap", "prefill", "decode", "tail", "logprob", "grad", "optim", "sync"} >= {
+        e["substage"] for e in spans
+    }
+    assert max(e["t1"] for e in spans) == outcome.seconds
+    assert all(e["t0"] < e["t1"] for e in spans)
