@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_helpers import Case, Outcome, files_in, outcomes_of, python, without_torch
 
 import jigsawrl
 from jigsawrl.api import target_of
@@ -28,32 +28,6 @@ def reward(data_source, solution_str, ground_truth, extra_info=None):
 jigsawrl.train(task="rows.jsonl", reward=reward, steps=3)
 """
 
-
-@dataclass(frozen=True)
-class Case:
-    """A command line, the files around it, and what it says: exit code, stderr, stdout."""
-
-    arguments: str
-    code: int
-    stderr: str
-    stdout: str | None = ""
-    files: tuple[tuple[str, str], ...] = ()
-
-
-DRIVER = """
-import contextlib, io, json, os, sys
-from jigsawrl.cli import main
-
-results = []
-for arguments, folder in json.load(sys.stdin):
-    os.chdir(folder)
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        try:
-            main(arguments)
-        except SystemExit as end:
-            results.append([end.code or 0, out.getvalue(), err.getvalue()])
-json.dump(results, sys.stdout)
-"""
 
 DATA = (
     ("score.py", "def score(completions): ...\n"),
@@ -127,51 +101,14 @@ CASES = {
 }
 
 
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    stdout: str
-    stderr: str
-    folder: Path
-    written: set[str]
-
-
-def files_in(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
-
-
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which importing torch or transformers fails."""
-    blocked = tmp_path_factory.mktemp("blocked")
-    for name in ("torch", "transformers"):
-        (blocked / f"{name}.py").write_text("raise ImportError('imported before everything was checked')\n")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "JIGSAWRL"))}
-    return kept | {"PYTHONPATH": str(blocked), "COLUMNS": "80", "PYTHONDONTWRITEBYTECODE": "1"}
+    return without_torch(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> dict[str, Outcome]:
-    """All cases, one after the other in one process that cannot import torch."""
-    folders = [tmp_path_factory.mktemp("case") for _ in CASES]
-    for case, folder in zip(CASES.values(), folders, strict=True):
-        for name, content in (("sums.yaml", SUMS), *case.files):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(content)
-    before = [files_in(folder) for folder in folders]
-    lines = [
-        [case.arguments.split(), str(folder)] for case, folder in zip(CASES.values(), folders, strict=True)
-    ]
-    done = python(environment, "-c", DRIVER, input=json.dumps(lines))
-    assert done.stderr == ""
-    results = zip(json.loads(done.stdout), folders, before, strict=True)
-    found = [Outcome(*said, folder, files_in(folder) - had) for said, folder, had in results]
-    return dict(zip(CASES, found, strict=True))
-
-
-def python(environment: dict[str, str], *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, **options)
+    return outcomes_of(CASES, (("sums.yaml", SUMS),), tmp_path_factory, environment)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -240,7 +177,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, environment: 
 @pytest.mark.parametrize(
     ("name", "entries"),
     [
-        ("help", ["run", "fetch", "--version"]),
+        ("help", ["run", "fetch", "simulate", "compare", "fit", "--version"]),
         ("help for run", ["FILE", "a.b=c ...", "--out DIR", "--resume", "--dry-run", "--json"]),
         ("help for fetch", ["MODEL", "--out DIR"]),
     ],

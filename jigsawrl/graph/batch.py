@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,14 +77,17 @@ def engine(
     swap_seconds: float,
     max_tokens: float,
     kv_tokens: float | None = None,
+    each: float = 1.0,
 ) -> Engine:
     """Wakes, runs what the sequences have behind them, decodes and waits for tools until every one is done.
 
     Where the cache does not hold all sequences at once (`kv_tokens`), the bulk of a turn takes the longer. The
     kinds of segments depend on the turns alone, so that what was foreseen and what happens stand side by side; some
-    may take no time.
+    may take no time. Every sequence may stand for several (`each`), where an estimate will do.
     """
     cost = costs.decode(tp)
+    cost = replace(cost, b=cost.b * each, c=cost.c * each)
+    kv_tokens = None if kv_tokens is None else kv_tokens / each
     count = len(batch.remaining)
     segments: list[Segment] = []
     curves: list[DecodeCurve | None] = []
@@ -99,7 +102,8 @@ def engine(
     tokens = float(batch.context.sum())
     while True:
         mean = float(batch.context.mean()) if count else 0.0
-        add(Segment("prefill", costs.prefill_seconds(tokens, mean, tp, count), count, tokens))
+        seconds = costs.prefill_seconds(tokens * each, mean, tp, count * each)
+        add(Segment("prefill", seconds, round(count * each), tokens * each))
         curve = batch.turn(cost)
         start = curve.tail_start()
         bulk = curve.seconds_at(start)
@@ -109,14 +113,11 @@ def engine(
             order = np.ceil(batch.remaining / batch.turns)
             passes = decode_passes(cost, order, mean, kv_tokens, max_tokens / batch.turns)
             queued = max(0.0, passes.seconds - curve.total)
-        add(Segment("decode", bulk + queued, count, bulk_tokens), curve)
-        add(
-            Segment("tail", curve.total - bulk, curve.active_at(start), curve.tokens - bulk_tokens),
-            curve,
-            bulk,
-        )
+        add(Segment("decode", bulk + queued, round(count * each), bulk_tokens * each), curve)
+        active = round(curve.active_at(start) * each)
+        add(Segment("tail", curve.total - bulk, active, (curve.tokens - bulk_tokens) * each), curve, bulk)
         if batch.turns == 1:
             return Engine(tuple(segments), tuple(curves), tuple(offsets))
-        add(Segment("tool", tool_seconds, count))
+        add(Segment("tool", tool_seconds, round(count * each)))
         batch = batch.next_turn()
         tokens = 0.0  # what tools say is short beside what is generated

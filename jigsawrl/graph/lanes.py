@@ -8,12 +8,13 @@ lanes with durations that turned out, the look-ahead with predicted ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from jigsawrl.graph.interference import SIGNATURES, Interference, Occupant
+from jigsawrl.graph.interference import SIGNATURES, Interference, Occupant, Signature
 from jigsawrl.telemetry.events import Substage
 
+Crowd = tuple[tuple[int, Signature, float], ...]
+"""Lanes that take a part of a worker, with what binds them and their shares."""
 INSTANT = 1e-9
 """Seconds below which a sub-stage counts as done."""
 
@@ -55,6 +56,22 @@ class Lane:
         """Whether it takes a part of its workers now."""
         return not self.paused and SIGNATURES[self.segment.kind] not in ("host", "link")
 
+    def copy(self) -> Lane:
+        return Lane(
+            self.id,
+            self.pipeline,
+            self.step,
+            self.phase,
+            self.workers,
+            self.share,
+            self.segments,
+            self.index,
+            self.left,
+            self.speed,
+            self.paused,
+            self.started,
+        )
+
     def left_in_all(self) -> float:
         return self.left + sum(segment.seconds for segment in self.segments[self.index + 1 :])
 
@@ -66,14 +83,18 @@ class Lanes:
         self.table = table
         self.now = now
         self.lanes: dict[int, Lane] = {}
-        self.on_worker: list[list[int]] = [[] for _ in range(workers)]
-        self._known: dict[tuple, float] = {}
+        self.on_worker: list[tuple[int, ...]] = [()] * workers
+        """Lanes on each worker, in the order they came."""
+        self._touched: set[int] = set()
+        self._known: dict[tuple[tuple[tuple[Signature, float], ...], int], float] = {}
 
     def copy(self) -> Lanes:
+        self._settle()
         other = Lanes.__new__(Lanes)
         other.table, other.now, other._known = self.table, self.now, self._known
-        other.lanes = {key: replace(lane) for key, lane in self.lanes.items()}
-        other.on_worker = [list(ids) for ids in self.on_worker]
+        other.lanes = {key: lane.copy() for key, lane in self.lanes.items()}
+        other.on_worker = list(self.on_worker)
+        other._touched = set()
         return other
 
     def add(self, lane: Lane) -> None:
@@ -82,30 +103,31 @@ class Lanes:
         lane.started = self.now
         self.lanes[lane.id] = lane
         for worker in lane.workers:
-            self.on_worker[worker].append(lane.id)
-        self._recompute(lane.workers)
+            self.on_worker[worker] += (lane.id,)
+        self._touched.update(lane.workers)
 
     def remove(self, lane_id: int) -> Lane:
         lane = self.lanes.pop(lane_id)
         for worker in lane.workers:
-            self.on_worker[worker].remove(lane_id)
-        self._recompute(lane.workers)
+            self.on_worker[worker] = tuple(key for key in self.on_worker[worker] if key != lane_id)
+        self._touched.update(lane.workers)
         return lane
 
     def resize(self, lane_id: int, share: float) -> None:
         lane = self.lanes[lane_id]
         if lane.share != share:
             lane.share = share
-            self._recompute(lane.workers)
+            self._touched.update(lane.workers)
 
     def pause(self, lane_id: int, paused: bool) -> None:
         lane = self.lanes[lane_id]
         if lane.paused != paused:
             lane.paused = paused
-            self._recompute(lane.workers)
+            self._touched.update(lane.workers)
 
     def next_end(self) -> float:
         """When the next sub-stage ends; infinity if none runs."""
+        self._settle()
         soonest = float("inf")
         for lane in self.lanes.values():
             if lane.speed > 0 and lane.left < soonest * lane.speed:
@@ -114,6 +136,7 @@ class Lanes:
 
     def advance(self, until: float) -> list[Lane]:
         """Moves the clock; lanes whose sub-stage ended by then. They wait for `proceed`."""
+        self._settle()
         elapsed = until - self.now
         self.now = until
         ended = []
@@ -134,44 +157,51 @@ class Lanes:
         lane.index += 1
         lane.left, lane.started = lane.segment.seconds, self.now
         if before != lane.occupies or signature != SIGNATURES[lane.segment.kind]:
-            self._recompute(lane.workers)
+            self._touched.update(lane.workers)
         return True
 
     def occupants(self, worker: int) -> list[Lane]:
         """Lanes that take a part of the worker now."""
         return [lane for key in self.on_worker[worker] if (lane := self.lanes[key]).occupies]
 
-    def _recompute(self, workers: Iterable[int]) -> None:
-        """Speeds of every lane that touches one of these workers."""
-        touched = {key for worker in workers for key in self.on_worker[worker]}
-        for key in touched:
+    def _settle(self) -> None:
+        """New speeds for every lane on a worker where something changed."""
+        if not self._touched:
+            return
+        crowds = {self.on_worker[worker] for worker in self._touched}
+        self._touched.clear()
+        seen: dict[tuple[int, ...], Crowd] = {}
+        for key in {key for crowd in crowds for key in crowd}:
             lane = self.lanes[key]
             if lane.paused:
                 lane.speed = 0.0
             elif not lane.occupies:
                 lane.speed = 1.0
             else:
-                lane.speed = self._pace(lane)
+                lane.speed = self._pace(lane, seen)
 
-    def _pace(self, lane: Lane) -> float:
-        slowest, seen = 1.0, set()
-        own = (SIGNATURES[lane.segment.kind], lane.share)
-        for worker in lane.workers:
-            ids = self.on_worker[worker]
-            if len(ids) == 1:
-                others: tuple = ()
-            else:
-                others = tuple(
-                    (SIGNATURES[other.segment.kind], other.share)
+    def _pace(self, lane: Lane, seen: dict[tuple[int, ...], Crowd]) -> float:
+        """Of a lane, as the slowest of its workers lets it; `seen` remembers who is on workers with these lanes."""
+        slowest = 1.0
+        for ids in {self.on_worker[worker] for worker in lane.workers}:
+            crowd = seen.get(ids)
+            if crowd is None:
+                crowd = seen[ids] = tuple(
+                    (other.id, SIGNATURES[other.segment.kind], other.share)
                     for key in ids
-                    if key != lane.id and (other := self.lanes[key]).occupies
+                    if (other := self.lanes[key]).occupies
                 )
-            if others in seen:
-                continue
-            seen.add(others)
-            pace = self._known.get((own, others))
-            if pace is None:
-                pace = self.table.speed(Occupant(*own), [Occupant(*other) for other in others])
-                self._known[own, others] = pace
-            slowest = min(slowest, pace)
+            slowest = min(slowest, self._speed(lane.id, crowd))
         return slowest
+
+    def _speed(self, lane_id: int, crowd: Crowd) -> float:
+        if len(crowd) == 1 and crowd[0][2] == 1.0:
+            return 1.0
+        own = next(place for place, (key, _, _) in enumerate(crowd) if key == lane_id)
+        situation = tuple([(signature, share) for _, signature, share in crowd]), own
+        speed = self._known.get(situation)
+        if speed is None:
+            occupants = [Occupant(signature, share) for _, signature, share in crowd]
+            speed = self.table.speed(occupants[own], occupants[:own] + occupants[own + 1 :])
+            self._known[situation] = speed
+        return speed

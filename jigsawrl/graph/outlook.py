@@ -11,7 +11,9 @@ engine is done. The next step's rollout starts when the weights are there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from jigsawrl.graph.batch import Batch, Engine, engine
 from jigsawrl.graph.cost import Costs
@@ -20,6 +22,11 @@ from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.lanes import Segment
 from jigsawrl.graph.memory import KV_SHARE, Memory, memory
 from jigsawrl.graph.shape import PipelineShape
+
+T = TypeVar("T")
+
+ENOUGH = 256
+"""Sequences that an estimate follows; more are taken several at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +39,25 @@ class Outlook:
     forecast: Forecast
     _cache: dict = field(default_factory=dict, compare=False, repr=False)
 
-    def engine(self, engines: int, tp: int, level: float = 0.5) -> Engine:
-        """One of so many engines, each spanning `tp` workers."""
-        key = ("engine", engines, tp, level)
+    def kept(self, key: tuple, make: Callable[[], T]) -> T:
+        """What was made for this key before, or is made now: an outlook never changes, and is asked often."""
         if key not in self._cache:
-            count = max(1, round(self.shape.sequences / engines))
-            batch = Batch.fresh(
-                self.forecast.lengths(count, level), self.shape.prompt_tokens, self.shape.turns
-            )
-            self._cache[key] = self.engine_of(batch, tp)
+            self._cache[key] = make()
         return self._cache[key]
 
-    def engine_of(self, batch: Batch, tp: int) -> Engine:
-        """The lane of one engine's sequences."""
+    def engine(self, engines: int, tp: int, level: float = 0.5) -> Engine:
+        """One of so many engines, each spanning `tp` workers."""
+        return self.kept(("engine", engines, tp, level), lambda: self._engine(engines, tp, level))
+
+    def _engine(self, engines: int, tp: int, level: float) -> Engine:
+        count = max(1, round(self.shape.sequences / engines))
+        few = min(count, ENOUGH)
+        lengths = self.forecast.lengths(few, level)
+        batch = Batch.fresh(lengths, self.shape.prompt_tokens, self.shape.turns)
+        return self.engine_of(batch, tp, count / few)
+
+    def engine_of(self, batch: Batch, tp: int, each: float = 1.0) -> Engine:
+        """The lane of one engine's sequences, every one of which may stand for several."""
         return engine(
             batch,
             self.costs,
@@ -53,6 +66,7 @@ class Outlook:
             swap_seconds=self.costs.rollout_fixed_seconds,
             max_tokens=self.shape.max_tokens,
             kv_tokens=self.costs.kv_tokens,
+            each=each,
         )
 
     def moved(self, batch: Batch) -> Engine:
@@ -69,9 +83,7 @@ class Outlook:
     def training(self, workers: int, response_tokens: float | None = None) -> tuple[Segment, ...]:
         """The gang's sub-stages over all of the step's tokens."""
         key = ("training", workers, response_tokens)
-        if key not in self._cache:
-            self._cache[key] = self._training(workers, response_tokens)
-        return self._cache[key]
+        return self.kept(key, lambda: self._training(workers, response_tokens))
 
     def _training(self, workers: int, response_tokens: float | None) -> tuple[Segment, ...]:
         shape, costs = self.shape, self.costs
@@ -92,16 +104,25 @@ class Outlook:
         return tuple(segment for segment in segments if segment.seconds > 0)
 
     def rollout_seconds(self, engines: int, tp: int, level: float = 0.5) -> float:
-        return sum(segment.seconds for segment in self.engine(engines, tp, level).segments)
+        return self.kept(
+            ("rollout_seconds", engines, tp, level),
+            lambda: sum(segment.seconds for segment in self.engine(engines, tp, level).segments),
+        )
 
     def training_seconds(self, workers: int) -> float:
-        return sum(segment.seconds for segment in self.training(workers))
+        return self.kept(
+            ("training_seconds", workers),
+            lambda: sum(segment.seconds for segment in self.training(workers)),
+        )
 
     def solo_seconds(self, workers: int) -> float:
         """A step alone on so many workers."""
         return self.rollout_seconds(workers // self.shape.tp, self.shape.tp) + self.training_seconds(workers)
 
     def memory(self, engines: int, tp: int, workers: int) -> Memory:
+        return self.kept(("memory", engines, tp, workers), lambda: self._memory(engines, tp, workers))
+
+    def _memory(self, engines: int, tp: int, workers: int) -> Memory:
         shape = self.shape
         return memory(
             shape.model,

@@ -1,33 +1,65 @@
 """The predicted future of a state under simple rules, coarse and fast: what the look-ahead scores candidates by.
 
-Workers are taken in at most BLOCKS blocks, and all engines of a rollout go on as one lane, at the pace of the
-slowest. Whatever becomes ready starts on the blocks that nobody uses, or beside others if there are none.
+Workers are taken in at most BLOCKS blocks. All engines of a rollout go on as one, at the pace of the slowest; a phase
+is what binds it for how long, in a few pieces. Blocks are shared as the interference table likes best. Whatever
+becomes ready starts on the blocks that nobody uses, or beside others if there are none.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
 
-from jigsawrl.graph.interference import SIGNATURES, best_shares
-from jigsawrl.graph.lanes import Lane, Lanes, Segment
+from jigsawrl.graph.interference import SIGNATURES, Interference, Occupant, Signature, best_shares
+from jigsawrl.graph.lanes import Lane, Segment
 from jigsawrl.policies.state import Migrate, Phase, Pipeline, Place, Start, State
 
 BLOCKS = 8
 CROWD = 2
 """Phases that the rules put side by side on a block."""
-EVENTS = 48
+EVENTS = 20
 """A future is followed for so many events at most."""
+
+Piece = tuple[Signature, float]
 
 
 @dataclass(slots=True)
 class Course:
-    """A pipeline on its way through the future."""
+    """A pipeline on its way: the pieces of its phase that are left, last first, or none while it waits."""
 
     pipeline: Pipeline
     step: int
     phase: Phase
-    running: bool
+    pieces: list[Piece]
+    blocks: Place = ()
+    left: float = 0.0
+    """Of the piece at hand, alone on whole workers."""
+    speed: float = 1.0
+    whole: float = 0.0
+    """Seconds of the whole phase, alone."""
     bytes: float = 0.0
+
+    def copy(self) -> Course:
+        return Course(
+            self.pipeline,
+            self.step,
+            self.phase,
+            list(self.pieces),
+            self.blocks,
+            self.left,
+            self.speed,
+            self.whole,
+            self.bytes,
+        )
+
+    @property
+    def part_left(self) -> float:
+        """Of its phase."""
+        if not self.pieces:
+            return 1.0
+        rest = self.left + sum(seconds for _, seconds in self.pieces[:-1])
+        return rest / self.whole if self.whole > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,128 +82,135 @@ class Forward:
     """One future of one state. Copy before each candidate; what is done to it is done for good."""
 
     def __init__(self, state: State) -> None:
-        self.workers = len(state.lanes.on_worker)
+        self.workers = len(state.alive)
         self.blocks = min(BLOCKS, self.workers)
         self.size = self.workers / self.blocks
         self.capacity = state.device_bytes
-        self.lanes = Lanes(state.lanes.table, self.blocks, state.now)
-        self.lanes._known = state.lanes._known
-        self.since = state.now
+        self.table = state.table
+        self.since = self.now = state.now
         self.done = 0.0
         self.held = [
-            max(state.held[worker] for worker in self._workers_of(block)) for block in range(self.blocks)
+            max(state.held[int(block * self.size) : int((block + 1) * self.size)])
+            for block in range(self.blocks)
         ]
+        self.on_block: list[tuple[str, ...]] = [()] * self.blocks
         self.courses: dict[str, Course] = {}
         for pipeline in state.pipelines.values():
-            if pipeline.status == "done":
-                continue
-            course = Course(pipeline, pipeline.step, pipeline.phase, pipeline.status == "running")
-            self.courses[pipeline.name] = course
-            if course.running:
-                self._take_over(state, course)
-
-    def _workers_of(self, block: int) -> range:
-        return range(int(block * self.size), int((block + 1) * self.size))
-
-    def block_of(self, worker: int) -> int:
-        return int(worker / self.size)
-
-    def _take_over(self, state: State, course: Course) -> None:
-        """All running lanes of a phase as one."""
-        lanes = state.running(course.pipeline)
-        longest = max(lanes, key=Lane.left_in_all)
-        blocks = tuple(sorted({self.block_of(worker) for lane in lanes for worker in lane.workers}))
-        lane = replace(longest, workers=blocks, paused=all(lane.paused for lane in lanes))
-        left = lane.left
-        self.lanes.add(lane)
-        lane.left = left
-        course.bytes = 0.0  # stays where it is; giving it back is not foreseen
-        self.done -= (1 - self._part_left(lane)) * self._solo(course)
+            if pipeline.status != "done":
+                course = Course(pipeline, pipeline.step, pipeline.phase, [])
+                self.courses[pipeline.name] = course
+                if pipeline.status == "running":
+                    self._take_over(course, state.running(pipeline))
 
     def copy(self) -> Forward:
         other = Forward.__new__(Forward)
         other.workers, other.blocks, other.size = self.workers, self.blocks, self.size
-        other.capacity, other.since, other.done = self.capacity, self.since, self.done
-        other.lanes = self.lanes.copy()
-        other.held = list(self.held)
-        other.courses = {name: replace(course) for name, course in self.courses.items()}
+        other.capacity, other.table = self.capacity, self.table
+        other.since, other.now, other.done = self.since, self.now, self.done
+        other.held, other.on_block = list(self.held), list(self.on_block)
+        other.courses = {name: course.copy() for name, course in self.courses.items()}
         return other
 
-    # Candidates
+    def _take_over(self, course: Course, lanes: list[Lane]) -> None:
+        """A running phase: its longest lane on the blocks of all."""
+        longest = max(lanes, key=Lane.left_in_all)
+        first = (SIGNATURES[longest.segment.kind], longest.left)
+        pieces = [first, *coarse(longest.segments[longest.index + 1 :])]
+        whole = sum(segment.seconds for segment in longest.segments)
+        self._run(course, pieces, self._blocks_of(w for lane in lanes for w in lane.workers), whole)
+        self.done -= (1 - course.part_left) * self._solo(course)
+
+    def _blocks_of(self, workers: Iterable[int]) -> Place:
+        return tuple(sorted({int(worker / self.size) for worker in workers}))
+
+    # What may be done first
 
     def start(self, start: Start) -> None:
         """A phase starts where a policy would put it."""
         workers = [worker for place in start.places for worker in place]
-        blocks = tuple(sorted({self.block_of(worker) for worker in workers}))
-        self._start(self.courses[start.pipeline], blocks, len(start.places), len(start.places[0]))
+        course = self.courses[start.pipeline]
+        self._start(course, self._blocks_of(workers), len(start.places), len(start.places[0]))
 
     def gather(self, action: Migrate, segments: tuple[Segment, ...]) -> None:
         """A tail goes on, after its prefixes are run again, on one worker."""
         course = self.courses[action.pipeline]
-        key = next(key for key, lane in self.lanes.lanes.items() if lane.pipeline == action.pipeline)
-        old = self.lanes.remove(key)
-        lane = replace(old, workers=(self.block_of(action.worker),), segments=segments, index=0)
-        self.lanes.add(lane)
-        assert course.running
+        self._leave(course)
+        pieces = coarse(segments)
+        self._run(course, pieces, self._blocks_of([action.worker]), course.whole)
 
     def _start(self, course: Course, blocks: Place, engines: int, span: int) -> None:
         outlook = course.pipeline.outlook
         if course.phase == "rollout":
-            segments = outlook.engine(engines, span).segments
+            pieces = outlook.kept(
+                ("coarse", engines, span), lambda: coarse(outlook.engine(engines, span).segments)
+            )
             course.bytes = outlook.memory(engines, span, self.workers).rollout
         else:
-            segments = outlook.training(engines * span)
-            course.bytes = outlook.memory(1, course.pipeline.tp, engines * span).training
+            gang = engines * span
+            pieces = outlook.kept(("coarse", gang), lambda: coarse(outlook.training(gang)))
+            course.bytes = outlook.memory(1, course.pipeline.tp, gang).training
         for block in blocks:
             self.held[block] += course.bytes
-        key = max(self.lanes.lanes, default=0) + 1
-        lane = Lane(key, course.pipeline.name, course.step, course.phase, blocks, 1.0, segments)
-        course.running = True
-        self.lanes.add(lane)
-        self._skip_empty(lane)
+        self._run(course, pieces, blocks, sum(seconds for _, seconds in pieces))
 
-    def _skip_empty(self, lane: Lane) -> None:
-        while lane.left <= 0 and self.lanes.proceed(lane):
-            pass
+    def _run(self, course: Course, pieces: list[Piece], blocks: Place, whole: float) -> None:
+        course.pieces = pieces[::-1] or [("host", 0.0)]
+        course.left, course.blocks, course.whole = course.pieces[-1][1], blocks, whole
+        for block in blocks:
+            self.on_block[block] += (course.pipeline.name,)
+
+    def _leave(self, course: Course) -> None:
+        name = course.pipeline.name
+        for block in course.blocks:
+            self.on_block[block] = tuple(other for other in self.on_block[block] if other != name)
 
     # The rules
 
     def follow(self, until: float) -> Prospect:
-        """Rolls on to a time, or until every pipeline has made its steps."""
-        self._divide()
+        """Rolls on to a time, or until every pipeline is done."""
+        self._pace()
         for _ in range(EVENTS):
-            if not self.courses:
+            running = [course for course in self.courses.values() if course.pieces]
+            if not running:
                 break
-            end = self.lanes.next_end()
-            if end > until:
-                self.lanes.advance(until) if until < float("inf") else None
+            elapsed = min(course.left / course.speed for course in running)
+            if self.now + elapsed > until:
+                elapsed = until - self.now
+            self.now += elapsed
+            freed = False
+            for course in running:
+                course.left -= course.speed * elapsed
+                if course.left <= 1e-9:
+                    freed |= self._end_piece(course)
+            if self.now >= until:
                 break
-            for lane in self.lanes.advance(end):
-                self._end(lane)
-            self._start_what_fits()
-            self._divide()
+            if freed:
+                self._start_what_fits()
+            self._pace()
         return self._prospect()
 
-    def _end(self, lane: Lane) -> None:
-        while (goes_on := self.lanes.proceed(lane)) and lane.left <= 0:
-            pass
-        if goes_on:
-            return
-        course = self.courses[lane.pipeline]
-        for block in lane.workers:
+    def _end_piece(self, course: Course) -> bool:
+        """On to the next piece; True if the phase is over."""
+        course.pieces.pop()
+        if course.pieces:
+            course.left = course.pieces[-1][1]
+            return False
+        self._leave(course)
+        for block in course.blocks:
             self.held[block] -= course.bytes
-        course.running = False
         self.done += self._solo(course)
+        course.bytes = 0.0
         if course.phase == "rollout":
             course.phase = "training"
         elif course.step == course.pipeline.steps:
-            del self.courses[lane.pipeline]
+            del self.courses[course.pipeline.name]
         else:
             course.phase, course.step = "rollout", course.step + 1
+        return True
 
     def _start_what_fits(self) -> None:
         for course in self.courses.values():
-            if not course.running:
+            if not course.pieces:
                 blocks = self._room(course)
                 if blocks:
                     workers = int(len(blocks) * self.size)
@@ -180,33 +219,30 @@ class Forward:
 
     def _room(self, course: Course) -> Place:
         """Blocks that nobody uses; else those where there is not yet a crowd."""
-        width = max(1, round(course.pipeline.tp / self.size))
-        outlook, tp = course.pipeline.outlook, course.pipeline.tp
+        tp = course.pipeline.tp
+        width = max(1, round(tp / self.size))
         for crowd in range(CROWD):
-            found = [b for b in range(self.blocks) if len(self.lanes.on_worker[b]) <= crowd]
+            found = [b for b in range(self.blocks) if len(self.on_block[b]) <= crowd]
             found = found[: len(found) // width * width]
             if not found:
                 continue
             workers = max(tp, int(len(found) * self.size))
-            sizes = outlook.memory(max(1, workers // tp), tp, workers)
+            sizes = course.pipeline.outlook.memory(max(1, workers // tp), tp, workers)
             needed = sizes.rollout if course.phase == "rollout" else sizes.training
             if all(self.held[b] + needed <= self.capacity for b in found):
                 return tuple(found)
         return ()
 
-    def _divide(self) -> None:
-        """Shares as the interference table likes them best."""
-        shares: dict[int, float] = {}
-        for worker in range(self.blocks):
-            lanes = self.lanes.occupants(worker)
-            if len(lanes) < 2:
-                continue
-            signatures = tuple(SIGNATURES[lane.segment.kind] for lane in lanes)
-            split = best_shares(self.lanes.table, signatures, (1.0,) * len(lanes))
-            for lane, share in zip(lanes, split, strict=True):
-                shares[lane.id] = min(share, shares.get(lane.id, 1.0))
-        for lane in list(self.lanes.lanes.values()):
-            self.lanes.resize(lane.id, shares.get(lane.id, 1.0))
+    def _pace(self) -> None:
+        """Every course goes as fast as the slowest of its blocks."""
+        for course in self.courses.values():
+            course.speed = 1.0
+        for crowd in set(self.on_block):
+            if len(crowd) > 1:
+                courses = [self.courses[name] for name in crowd]
+                speeds = side_by_side(self.table, tuple(course.pieces[-1][0] for course in courses))
+                for course, speed in zip(courses, speeds, strict=True):
+                    course.speed = min(course.speed, speed)
 
     # Where it leads
 
@@ -217,24 +253,32 @@ class Forward:
             return outlook.rollout_seconds(max(1, self.workers // tp), tp)
         return outlook.training_seconds(self.workers)
 
-    def _part_left(self, lane: Lane) -> float:
-        return lane.left_in_all() / max(sum(segment.seconds for segment in lane.segments), 1e-9)
-
     def _prospect(self) -> Prospect:
         left: dict[str, float] = {}
         done = self.done
-        going = {lane.pipeline: lane for lane in self.lanes.lanes.values()}
         for name, course in self.courses.items():
-            solo = self._solo(course)
-            part = 1.0
-            if name in going:
-                lane = going[name]
-                part = self._part_left(lane)
-                done += (1 - part) * solo
-            step = course.pipeline.outlook.solo_seconds(self.workers)
-            rest = (
-                0.0 if course.phase == "training" else course.pipeline.outlook.training_seconds(self.workers)
-            )
+            outlook = course.pipeline.outlook
+            solo, part = self._solo(course), course.part_left
+            done += (1 - part) * solo
+            rest = outlook.training_seconds(self.workers) if course.phase == "rollout" else 0.0
             steps = course.pipeline.steps - course.step
-            left[name] = part * solo + rest + steps * step
-        return Prospect(self.lanes.now, left, done)
+            left[name] = part * solo + rest + steps * outlook.solo_seconds(self.workers)
+        return Prospect(self.now, left, done)
+
+
+def coarse(segments: tuple[Segment, ...]) -> list[Piece]:
+    """What binds a phase, and for how long in all, in the order in which it first does."""
+    pieces: dict[Signature, float] = {}
+    for segment in segments:
+        if segment.seconds > 0:
+            signature = SIGNATURES[segment.kind]
+            pieces[signature] = pieces.get(signature, 0.0) + segment.seconds
+    return list(pieces.items())
+
+
+@lru_cache(maxsize=65536)
+def side_by_side(table: Interference, signatures: tuple[Signature, ...]) -> tuple[float, ...]:
+    """Speeds of what shares a block, divided as well as can be."""
+    shares = best_shares(table, signatures, (1.0,) * len(signatures))
+    crowd = [Occupant(signature, share) for signature, share in zip(signatures, shares, strict=True)]
+    return tuple(table.speed(one, crowd[:i] + crowd[i + 1 :]) for i, one in enumerate(crowd))

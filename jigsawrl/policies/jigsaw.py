@@ -17,7 +17,7 @@ from jigsawrl.graph.lanes import Segment
 from jigsawrl.policies.forward import Forward
 from jigsawrl.policies.shares import equal, shared
 from jigsawrl.policies.starts import needs, start_on
-from jigsawrl.policies.state import Action, Event, Migrate, Pipeline, Start, State
+from jigsawrl.policies.state import Action, Ended, Event, Migrate, Pipeline, Start, State
 from jigsawrl.policies.tails import last_tails
 
 GAIN = 1e-3
@@ -26,6 +26,8 @@ SAME = 1e-9
 """What starts as well now as later starts now."""
 READY = 3
 """Waiting phases that are considered at one time, longest waiting first."""
+MOVES = 2
+"""Tails that may be gathered, those on most workers first."""
 PATIENCE = 3.0
 """Steps of its own that a phase waits before it goes first."""
 
@@ -41,7 +43,7 @@ class Jigsaw:
     name: str = "jigsaw"
 
     def decide(self, state: State, events: list[Event]) -> list[Action]:
-        chosen = self._choose(state) if self._choices(state) else []
+        chosen = self._choose(state) if any(map(matters, events)) else []
         starts = [action for action in chosen if isinstance(action, Start)]
         moves = [action for action in chosen if isinstance(action, Migrate)]
         return [*moves, *self._shared(state, starts, moves)]
@@ -53,8 +55,8 @@ class Jigsaw:
         for pipeline in self._waiting(state):
             choices += self._starts(state, pipeline)
         if self.merge:
-            for pipeline in state.pipelines.values():
-                choices += self._moves(state, pipeline)
+            moves = [move for p in state.pipelines.values() for move in self._moves(state, p)]
+            choices += sorted(moves, key=lambda move: (-len(move.lanes), move.pipeline))[:MOVES]
         return choices
 
     def _waiting(self, state: State) -> list[Pipeline]:
@@ -97,15 +99,15 @@ class Jigsaw:
 
     def _choose(self, state: State) -> list[Start | Migrate]:
         choices = self._choices(state)
-        if not self.lookahead:
+        if not choices or not self.lookahead:
             return self._first(choices)
         chosen: list[Start | Migrate] = []
         future = Forward(state)
         until = state.now + self._horizon(state)
-        best = self._score(future, until)
+        best = before = future.copy().follow(until).makespan(state.now)
         overdue = [p.name for p in self._waiting(state) if self._late(state, p)]
         while choices:
-            scores = [self._score(self._after(future, state, choice), until) for choice in choices]
+            scores = [self._score(future.copy(), state, choice, until) for choice in choices]
             soonest = min(scores)
             choice = choices[scores.index(soonest)]
             needed = GAIN * (best - state.now) if isinstance(choice, Migrate) else -SAME * best
@@ -113,18 +115,24 @@ class Jigsaw:
             if soonest > best - needed and not must:
                 break
             chosen.append(choice)
-            future, best = self._after(future, state, choice), soonest
-            choices = [other for other in choices if compatible(state, chosen, other)]
+            best = soonest
+            # What was no good alone is no better beside another.
+            good = [each for each, score in zip(choices, scores, strict=True) if score <= before]
+            choices = [other for other in good if compatible(state, chosen, other)]
+            if choices:
+                self._apply(future, state, choice)
         return chosen
 
-    def _after(self, future: Forward, state: State, choice: Start | Migrate) -> Forward:
-        """The same future, with this done first."""
-        changed = future.copy()
+    def _score(self, future: Forward, state: State, choice: Start | Migrate, until: float) -> float:
+        """When all work would end if this were done first."""
+        self._apply(future, state, choice)
+        return future.follow(until).makespan(state.now)
+
+    def _apply(self, future: Forward, state: State, choice: Start | Migrate) -> None:
         if isinstance(choice, Start):
-            changed.start(choice)
+            future.start(choice)
         else:
-            changed.gather(choice, moved_segments(state, choice))
-        return changed
+            future.gather(choice, moved_segments(state, choice))
 
     def _first(self, choices: list[Start | Migrate]) -> list[Start | Migrate]:
         """Without looking ahead: whatever can start starts, whatever can be gathered is gathered."""
@@ -140,13 +148,15 @@ class Jigsaw:
             p.outlook.solo_seconds(workers) for p in state.pipelines.values() if p.status != "done"
         )
 
-    def _score(self, future: Forward, until: float) -> float:
-        return future.copy().follow(until).makespan(future.since)
-
     def _shared(self, state: State, starts: list[Start], moves: list[Migrate]) -> list[Action]:
         leaving = {lane for move in moves for lane in move.lanes}
         best = lambda kinds: best_shares(state.table, kinds, (1.0,) * len(kinds))
         return shared(state, starts, best if self.shares else equal, leaving)
+
+
+def matters(event: Event) -> bool:
+    """Whether it may change what is best to do: work came or went, workers came free, a tail began."""
+    return not isinstance(event, Ended) or event.kind in ("decode", "tail", "sync")
 
 
 def compatible(state: State, chosen: list[Start | Migrate], other: Start | Migrate) -> bool:

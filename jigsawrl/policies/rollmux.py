@@ -71,7 +71,7 @@ class RollMux:
 
 
 def best_pools(pipelines: list[Pipeline], workers: Place) -> tuple[Place, Place]:
-    """Training and rollout pools in which all remaining steps are predicted to end first; one pool if that is best."""
+    """Training and rollout pools in which all steps are predicted to end first; one pool if that is best."""
     tp = max(p.tp for p in pipelines)
     steps = [p.steps - p.step + 1 for p in pipelines]
     best = sum(n * p.outlook.solo_seconds(len(workers)) for n, p in zip(steps, pipelines, strict=True))

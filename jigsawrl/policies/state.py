@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -67,7 +68,7 @@ class State:
     held: list[float]
     """Bytes in use on each worker."""
     alive: list[bool]
-    survivors: dict[int, Survivors]
+    survivors: Mapping[int, Survivors]
     """Of every lane that could be gathered elsewhere."""
 
     @property

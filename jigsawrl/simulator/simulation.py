@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -63,6 +63,32 @@ class Run:
     foreseen: tuple[Segment, ...]
     bytes: float
     turns_left: int
+
+
+class OnDemand(Mapping[int, Survivors]):
+    """Survivors of the lanes that are in their last tail, counted only for who asks."""
+
+    def __init__(self, lanes: dict[int, Lane], runs: dict[int, Run]) -> None:
+        self._lanes, self._runs = lanes, runs
+
+    def __contains__(self, lane_id: object) -> bool:
+        run = self._runs.get(lane_id) if isinstance(lane_id, int) else None
+        return run is not None and run.turns_left == 1 and self._lanes[lane_id].segment.kind == "tail"  # type: ignore[index]
+
+    def __getitem__(self, lane_id: int) -> Survivors:
+        if lane_id not in self:
+            raise KeyError(lane_id)
+        lane, engine = self._lanes[lane_id], self._runs[lane_id].engine
+        assert engine is not None
+        batch = engine.survivors(lane.index, lane.left)
+        context = float(batch.context.mean()) if len(batch.context) else 0.0
+        return Survivors(len(batch.remaining), context)
+
+    def __iter__(self) -> Iterator[int]:
+        return (key for key in self._runs if key in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 @dataclass(slots=True)
@@ -245,19 +271,8 @@ class Simulation:
             device_bytes=self.hardware.device_bytes,
             held=self.held,
             alive=self.alive,
-            survivors={key: self._survivors(key) for key in self.runs if self._in_last_tail(key)},
+            survivors=OnDemand(self.lanes.lanes, self.runs),
         )
-
-    def _in_last_tail(self, lane_id: int) -> bool:
-        run = self.runs[lane_id]
-        return run.turns_left == 1 and self.lanes.lanes[lane_id].segment.kind == "tail"
-
-    def _survivors(self, lane_id: int) -> Survivors:
-        lane, engine = self.lanes.lanes[lane_id], self.runs[lane_id].engine
-        assert engine is not None
-        batch = engine.survivors(lane.index, lane.left)
-        context = float(batch.context.mean()) if len(batch.context) else 0.0
-        return Survivors(len(batch.remaining), context)
 
     def _decide(self, events: list[Event]) -> None:
         for action in self.policy.decide(self.state(), events):
