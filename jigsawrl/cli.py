@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from jigsawrl import __version__
+from jigsawrl import __version__, cli_plan
 from jigsawrl.cli_help import Command, Commands
 from jigsawrl.errors import JigsawError
 
@@ -36,7 +36,8 @@ app = typer.Typer(
 @app.callback(
     invoke_without_command=True,
     epilog="jigsaw run examples/arithmetic/run.yaml -- a tiny model learns to add, on a CPU, in minutes\n"
-    "jigsaw run --help -- what a run is, and what else it can do",
+    "jigsaw run --help -- what a run is, and what else it can do\n"
+    "jigsaw compare examples/simulate/run.yaml --simulate -- what sharing GPUs would give, on any machine",
 )
 def jigsaw(
     context: typer.Context,
@@ -122,6 +123,9 @@ def fetch(
     from jigsawrl.model.fetch import DEFAULT_FOLDER, fetch_smollm2
 
     fetch_smollm2(out or DEFAULT_FOLDER)
+
+
+cli_plan.add_to(app)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

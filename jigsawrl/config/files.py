@@ -47,6 +47,14 @@ def _model(config: RunConfig) -> Iterator[str]:
 
 def _read_model(folder: Path, trusted: bool) -> ModelSpec:
     """The model in a folder that has all it needs; a JigsawError for any other folder."""
+    spec = model_spec(folder)
+    _check_weights(folder)
+    _check_tokenizer(folder, trusted)
+    return spec
+
+
+def model_spec(folder: Path) -> ModelSpec:
+    """What a model folder's config.json says; weights need not be there."""
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "does not exist"
         raise JigsawError(
@@ -55,12 +63,9 @@ def _read_model(folder: Path, trusted: bool) -> ModelSpec:
         )
     raw = _json(folder / "config.json", "model.path", "so it is not a Hugging Face model folder")
     try:
-        spec = spec_from_config(raw, folder / "config.json")
+        return spec_from_config(raw, folder / "config.json")
     except (TypeError, ValueError, AttributeError) as error:
         raise JigsawError(f"model.path: {folder}/config.json does not describe a model ({error})") from None
-    _check_weights(folder)
-    _check_tokenizer(folder, trusted)
-    return spec
 
 
 def _check_weights(folder: Path) -> None:

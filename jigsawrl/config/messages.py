@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from jigsawrl.config.schema import Model, all_settings, allowed, section_at, task_kinds
+from jigsawrl.errors import JigsawError
 
 MOST = 3
 
@@ -32,6 +33,12 @@ def explain(error: ValidationError, root: Model, data: Any) -> list[str]:
         if not inside:
             lines += _explain(detail, root, data).splitlines()
     return lines
+
+
+def require(key: str, value: str, choices: Sequence[str]) -> None:
+    """A JigsawError that names the nearest choice if the value is none of them."""
+    if value not in choices:
+        raise JigsawError(_wrong(key, value, f"one of {', '.join(choices)}"))
 
 
 def shown(value: Any) -> str:
@@ -68,6 +75,8 @@ def _explain(detail: ErrorDetails, root: Model, data: Any) -> str:
     if kind == "extra_forbidden":
         return f"{key}: no such setting; {_nearest(names, owner, root)}"
     field = owner.model_fields.get(names[-1]) if owner and names else None
+    if field is None and kind == "model_type":  # an entry of a mapping of sections
+        return _wrong(key, value, "a section (keys beneath it)")
     if field is None:  # inside of free-form parameters
         return (
             f"{key}: {shown(value)} is not allowed; it must be text, a number, true, false, null, or a list"
@@ -118,6 +127,8 @@ def _path(location: tuple[str | int, ...], data: Any) -> list[str]:
         f"[{part}]" if isinstance(part, int) and depth else str(part) for depth, part in enumerate(location)
     ]
     task = data.get("task") if isinstance(data, dict) else None
+    if parts[-1:] == ["[key]"]:  # the name of an entry is wrong, not what is in it
+        del parts[-1]
     if parts[:1] == ["task"] and isinstance(task, dict) and parts[1:2] == [task.get("kind")]:
         del parts[1]
     return parts

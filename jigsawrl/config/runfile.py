@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,25 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     Relative paths in the file are relative to its folder, those in overrides to the current folder; all are
     absolute in the result.
     """
-    path = Path(path)
+    data = overridden(Path(path), overrides, anchor_paths)
+    if "pipelines" in data:
+        raise JigsawError(
+            f"{path}: holds several pipelines, which cannot be run together yet;\n"
+            f"'jigsaw simulate {path}' says what that would give"
+        )
+    return checked(data)
+
+
+def overridden(
+    path: Path, overrides: Sequence[str], anchor: Callable[[dict[str, Any], Path], None]
+) -> dict[str, Any]:
+    """The mapping in a run file with a name and `a.b=c` overrides, its paths made absolute by `anchor`."""
     data = {"name": _default_name(path), **read_run_file(path)}
-    anchor_paths(data, path.absolute().parent)
+    anchor(data, path.absolute().parent)
     for override in overrides:
         _apply(data, override)
-    anchor_paths(data, Path.cwd())
-    return checked(data)
+    anchor(data, Path.cwd())
+    return data
 
 
 def checked(data: dict[str, Any]) -> RunConfig:

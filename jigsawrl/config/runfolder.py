@@ -22,11 +22,7 @@ def check_run_folder(config: RunConfig, out: Path, resume: bool) -> bool:
 
     A run writes its resolved file before any other, so a folder without one holds no run.
     """
-    there = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise JigsawError(f"{there}: is a file; choose another folder with --out")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise JigsawError(f"{out}: cannot be written; choose another folder with --out")
+    there = writable_part(out)
     resolved = out / RESOLVED
     if there != out or not any(out.glob("[!.]*")):
         return False
@@ -47,6 +43,16 @@ def check_run_folder(config: RunConfig, out: Path, resume: bool) -> bool:
             "resume it with the settings it had, or choose another folder with --out"
         )
     return True
+
+
+def writable_part(out: Path) -> Path:
+    """The part of a path that is there, a folder that can be written; a JigsawError if it is anything else."""
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise JigsawError(f"{there}: is a file; choose another folder with --out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise JigsawError(f"{out}: cannot be written; choose another folder with --out")
+    return there
 
 
 def differences(before: RunConfig, now: RunConfig) -> list[str]:

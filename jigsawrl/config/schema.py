@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -20,17 +20,23 @@ def all_settings(model: Model, prefix: str = "") -> Iterator[str]:
     """The dotted names of all settings and sections, of all kinds of task."""
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
-        for section in sections(field.annotation):
-            yield from all_settings(section, f"{prefix}{name}.")
+        below = f"{prefix}{name}.NAME." if _by_name(field.annotation) else f"{prefix}{name}."
+        for section in sections(_by_name(field.annotation) or field.annotation):
+            yield from all_settings(section, below)
 
 
 def section_at(root: Model, path: Sequence[str], data: Any) -> Model | None:
     """The model of the section at `path`; for the task, that of the kind that `data` has."""
     model = root
-    for name in path:
+    names = iter(path)
+    for name in names:
         data = data.get(name) if isinstance(data, dict) else None
         field = model.model_fields.get(name)
         found = sections(field.annotation) if field else []
+        if field and (named := _by_name(field.annotation)):
+            entry = next(names, None)
+            data = data.get(entry) if isinstance(data, dict) else None
+            found = [] if entry is None else sections(named)
         if len(found) > 1:
             kind = data.get("kind") if isinstance(data, dict) else None
             found = [each for each in found if each.model_fields["kind"].default == kind]
@@ -47,6 +53,12 @@ def sections(annotation: Any) -> list[Model]:
     if get_origin(annotation) in (Annotated, *_UNIONS):
         return [model for part in get_args(annotation) for model in sections(part)]
     return []
+
+
+def _by_name(annotation: Any) -> Any:
+    """The type of the entries of a mapping whose entries are sections; None for anything else."""
+    entry = get_args(annotation)[1] if get_origin(annotation) is dict else None
+    return entry if sections(entry) else None
 
 
 def task_kinds(root: Model) -> list[str]:
@@ -94,4 +106,6 @@ def _limits(metadata: Sequence[Any]) -> str:
                 limits.append(f"below {limit}")
             case MinLen():
                 limits.append("not empty")
+            case MaxLen(max_length=limit):
+                limits.append(f"at most {limit} of them")
     return ", " + " and ".join(limits) if limits else ""

@@ -42,6 +42,16 @@ class ModelSpec:
     def kv_size(self) -> int:
         return self.kv_heads * self.head_dim
 
+    @property
+    def parameters(self) -> int:
+        """How many weights there are."""
+        attention = 2 * self.hidden_size * (self.q_size + self.kv_size)
+        biases = self.qkv_bias * (self.q_size + 2 * self.kv_size) + self.o_bias * self.hidden_size
+        norms = 2 * self.hidden_size + self.qk_norm * 2 * self.head_dim
+        layer = attention + biases + norms + 3 * self.hidden_size * self.intermediate_size
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied else 2)
+        return embeddings + self.layers * layer + self.hidden_size
+
 
 def read_spec(folder: Path) -> ModelSpec:
     """The spec of the model in `folder`; a clear error for anything that is not a model we can run."""

@@ -26,7 +26,7 @@ def write_tiny(folder: Path, *, layers: int, hidden: int, heads: int, kv_heads: 
     """
     _check_shape(hidden, heads, kv_heads)
     folder.mkdir(parents=True, exist_ok=True)
-    config = _config(layers, hidden, heads, kv_heads)
+    config = tiny_config(layers, hidden, heads, kv_heads)
     for name, content in {
         "config.json": config,
         "generation_config.json": {"eos_token_id": 1, "pad_token_id": 0},
@@ -51,7 +51,8 @@ def _check_shape(hidden: int, heads: int, kv_heads: int) -> None:
         raise JigsawError(f"model.tiny: heads ({heads}) must be a multiple of kv_heads ({kv_heads})")
 
 
-def _config(layers: int, hidden: int, heads: int, kv_heads: int) -> dict[str, Any]:
+def tiny_config(layers: int, hidden: int, heads: int, kv_heads: int) -> dict[str, Any]:
+    """Its config.json."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

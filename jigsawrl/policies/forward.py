@@ -18,8 +18,13 @@ from jigsawrl.policies.state import Migrate, Phase, Pipeline, Place, Start, Stat
 BLOCKS = 8
 CROWD = 2
 """Phases that the rules put side by side on a block."""
-EVENTS = 20
+EVENTS = 12
 """A future is followed for so many events at most."""
+
+SLOWEST = 8.0
+"""A pipeline that stands still for a while is not thought to stand still for ever."""
+LATE = 10.0
+"""A second late weighs as much as so many seconds more for all."""
 
 Piece = tuple[Signature, float]
 
@@ -39,6 +44,9 @@ class Course:
     whole: float = 0.0
     """Seconds of the whole phase, alone."""
     bytes: float = 0.0
+    due: float = float("inf")
+    at_first: float = 0.0
+    """Seconds of work that were left of it when the future began."""
 
     def copy(self) -> Course:
         return Course(
@@ -51,6 +59,8 @@ class Course:
             self.speed,
             self.whole,
             self.bytes,
+            self.due,
+            self.at_first,
         )
 
     @property
@@ -69,6 +79,8 @@ class Prospect:
     now: float
     left: dict[str, float]
     done: float
+    late: float
+    """Seconds by which pipelines will miss their times if they go on at this pace, all together."""
 
     def makespan(self, since: float) -> float:
         """When all would be done at this rate; exact where nothing is left."""
@@ -76,6 +88,10 @@ class Prospect:
             return self.now
         rate = max(1.0, self.done / max(self.now - since, 1e-9))
         return self.now + max(max(self.left.values()), sum(self.left.values()) / rate)
+
+    def score(self, since: float) -> float:
+        """The less the better."""
+        return self.makespan(since) + LATE * self.late
 
 
 class Forward:
@@ -88,7 +104,7 @@ class Forward:
         self.capacity = state.device_bytes
         self.table = state.table
         self.since = self.now = state.now
-        self.done = 0.0
+        self.late = 0.0
         self.held = [
             max(state.held[int(block * self.size) : int((block + 1) * self.size)])
             for block in range(self.blocks)
@@ -97,16 +113,18 @@ class Forward:
         self.courses: dict[str, Course] = {}
         for pipeline in state.pipelines.values():
             if pipeline.status != "done":
-                course = Course(pipeline, pipeline.step, pipeline.phase, [])
+                course = Course(pipeline, pipeline.step, pipeline.phase, [], due=pipeline.due)
                 self.courses[pipeline.name] = course
                 if pipeline.status == "running":
                     self._take_over(course, state.running(pipeline))
+                course.at_first = self._left(course)
+        self.at_first = sum(course.at_first for course in self.courses.values())
 
     def copy(self) -> Forward:
         other = Forward.__new__(Forward)
         other.workers, other.blocks, other.size = self.workers, self.blocks, self.size
         other.capacity, other.table = self.capacity, self.table
-        other.since, other.now, other.done = self.since, self.now, self.done
+        other.since, other.now, other.late, other.at_first = self.since, self.now, self.late, self.at_first
         other.held, other.on_block = list(self.held), list(self.on_block)
         other.courses = {name: course.copy() for name, course in self.courses.items()}
         return other
@@ -118,7 +136,6 @@ class Forward:
         pieces = [first, *coarse(longest.segments[longest.index + 1 :])]
         whole = sum(segment.seconds for segment in longest.segments)
         self._run(course, pieces, self._blocks_of(w for lane in lanes for w in lane.workers), whole)
-        self.done -= (1 - course.part_left) * self._solo(course)
 
     def _blocks_of(self, workers: Iterable[int]) -> Place:
         return tuple(sorted({int(worker / self.size) for worker in workers}))
@@ -198,11 +215,11 @@ class Forward:
         self._leave(course)
         for block in course.blocks:
             self.held[block] -= course.bytes
-        self.done += self._solo(course)
         course.bytes = 0.0
         if course.phase == "rollout":
             course.phase = "training"
         elif course.step == course.pipeline.steps:
+            self.late += max(0.0, self.now - course.due)
             del self.courses[course.pipeline.name]
         else:
             course.phase, course.step = "rollout", course.step + 1
@@ -239,7 +256,7 @@ class Forward:
             course.speed = 1.0
         for crowd in set(self.on_block):
             if len(crowd) > 1:
-                courses = [self.courses[name] for name in crowd]
+                courses = sorted((self.courses[name] for name in crowd), key=lambda c: c.pieces[-1][0])
                 speeds = side_by_side(self.table, tuple(course.pieces[-1][0] for course in courses))
                 for course, speed in zip(courses, speeds, strict=True):
                     course.speed = min(course.speed, speed)
@@ -253,17 +270,23 @@ class Forward:
             return outlook.rollout_seconds(max(1, self.workers // tp), tp)
         return outlook.training_seconds(self.workers)
 
+    def _left(self, course: Course) -> float:
+        """Seconds of all its work that is left, alone on all workers."""
+        outlook = course.pipeline.outlook
+        rest = outlook.training_seconds(self.workers) if course.phase == "rollout" else 0.0
+        steps = course.pipeline.steps - course.step
+        return course.part_left * self._solo(course) + rest + steps * outlook.solo_seconds(self.workers)
+
     def _prospect(self) -> Prospect:
-        left: dict[str, float] = {}
-        done = self.done
+        left = {name: self._left(course) for name, course in self.courses.items()}
+        late = self.late
         for name, course in self.courses.items():
-            outlook = course.pipeline.outlook
-            solo, part = self._solo(course), course.part_left
-            done += (1 - part) * solo
-            rest = outlook.training_seconds(self.workers) if course.phase == "rollout" else 0.0
-            steps = course.pipeline.steps - course.step
-            left[name] = part * solo + rest + steps * outlook.solo_seconds(self.workers)
-        return Prospect(self.now, left, done)
+            if course.due < float("inf"):
+                made = max(course.at_first - left[name], 1e-9)
+                pace = min((self.now - self.since) / made, SLOWEST)
+                late += max(0.0, self.now + max(1.0, pace) * left[name] - course.due)
+        done = self.at_first - sum(left.values())
+        return Prospect(self.now, left, done, late)
 
 
 def coarse(segments: tuple[Segment, ...]) -> list[Piece]:

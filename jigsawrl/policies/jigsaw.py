@@ -17,7 +17,17 @@ from jigsawrl.graph.lanes import Segment
 from jigsawrl.policies.forward import Forward
 from jigsawrl.policies.shares import equal, shared
 from jigsawrl.policies.starts import needs, start_on
-from jigsawrl.policies.state import Action, Ended, Event, Migrate, Pipeline, Start, State
+from jigsawrl.policies.state import (
+    Action,
+    Ended,
+    Event,
+    Migrate,
+    Pause,
+    Pipeline,
+    Resume,
+    Start,
+    State,
+)
 from jigsawrl.policies.tails import last_tails
 
 GAIN = 1e-3
@@ -26,6 +36,10 @@ SAME = 1e-9
 """What starts as well now as later starts now."""
 READY = 3
 """Waiting phases that are considered at one time, longest waiting first."""
+TIGHT = 1.1
+"""Time until it is due, over the time it needs alone, under which a pipeline has no time to lose."""
+CROWD = 3
+"""Lanes on a worker at most."""
 MOVES = 2
 """Tails that may be gathered, those on most workers first."""
 PATIENCE = 3.0
@@ -43,39 +57,65 @@ class Jigsaw:
     name: str = "jigsaw"
 
     def decide(self, state: State, events: list[Event]) -> list[Action]:
-        chosen = self._choose(state) if any(map(matters, events)) else []
+        urgent = most_urgent(state)
+        chosen = self._choose(state, urgent) if any(map(matters, events)) else []
         starts = [action for action in chosen if isinstance(action, Start)]
         moves = [action for action in chosen if isinstance(action, Migrate)]
-        return [*moves, *self._shared(state, starts, moves)]
+        leaving = {lane for move in moves for lane in move.lanes}
+        pauses = self._make_way(state, urgent, starts, leaving)
+        leaving |= {action.lane for action in pauses if isinstance(action, Pause)}
+        rule = (lambda kinds: best_shares(state.table, kinds, (1.0,) * len(kinds))) if self.shares else equal
+        return [*moves, *pauses, *shared(state, starts, rule, leaving)]
+
+    def _make_way(
+        self, state: State, urgent: Pipeline | None, starts: list[Start], leaving: set[int]
+    ) -> list[Pause | Resume]:
+        """Others stand still where a pipeline runs that has no time to lose, and go on where it does not."""
+        taken: set[int] = set()
+        if urgent is not None:
+            taken.update(worker for lane in state.running(urgent) for worker in lane.workers)
+            own = [start for start in starts if start.pipeline == urgent.name]
+            taken.update(worker for start in own for place in start.places for worker in place)
+        actions: list[Pause | Resume] = []
+        for lane in state.lanes.lanes.values():
+            if lane.id in leaving or (urgent is not None and lane.pipeline == urgent.name):
+                continue
+            stands = not taken.isdisjoint(lane.workers)
+            if stands != lane.paused:
+                actions.append(Pause(lane.id) if stands else Resume(lane.id))
+        return actions
 
     # Candidates
 
-    def _choices(self, state: State) -> list[Start | Migrate]:
+    def _choices(self, state: State, urgent: Pipeline | None) -> list[Start | Migrate]:
         choices: list[Start | Migrate] = []
-        for pipeline in self._waiting(state):
-            choices += self._starts(state, pipeline)
-        if self.merge:
+        for pipeline in self._waiting(state, urgent):
+            choices += self._starts(state, pipeline, urgent)
+        if self.merge and choices:  # workers are freed for those who wait
             moves = [move for p in state.pipelines.values() for move in self._moves(state, p)]
             choices += sorted(moves, key=lambda move: (-len(move.lanes), move.pipeline))[:MOVES]
         return choices
 
-    def _waiting(self, state: State) -> list[Pipeline]:
+    def _waiting(self, state: State, urgent: Pipeline | None) -> list[Pipeline]:
         ready = sorted(state.ready(), key=lambda p: (-p.outlook.shape.priority, p.since, p.name))
-        late = [p for p in ready if self._late(state, p)]
+        late = [p for p in ready if p is urgent] or [p for p in ready if self._late(state, p)]
         return late[:1] or ready[:READY]
 
     def _late(self, state: State, pipeline: Pipeline) -> bool:
         return state.now - pipeline.since > PATIENCE * pipeline.outlook.solo_seconds(len(pipeline.home))
 
-    def _starts(self, state: State, pipeline: Pipeline) -> list[Start]:
-        """On all workers, on the free ones, on the half with the least on them."""
-        load = [len(state.lanes.on_worker[worker]) for worker in pipeline.home]
-        free = [w for w, n in zip(pipeline.home, load, strict=True) if n == 0]
-        sets = [free]
+    def _starts(self, state: State, pipeline: Pipeline, urgent: Pipeline | None) -> list[Start]:
+        """On all workers that have room for company, on the free ones, on the half with the least on them."""
+        load = {worker: len(state.lanes.on_worker[worker]) for worker in pipeline.home}
+        if urgent is not None and urgent is not pipeline:
+            load.update((worker, CROWD) for lane in state.running(urgent) for worker in lane.workers)
+        sets = [[worker for worker in pipeline.home if load[worker] == 0]]
         if self.fill:
-            order = sorted(pipeline.home, key=lambda w: (len(state.lanes.on_worker[w]), w))
+            order = sorted(pipeline.home, key=lambda w: (load[w], w))
             half = sorted(order[: len(order) // 2])
-            sets += [list(pipeline.home), half]
+            sets += [
+                [worker for worker in workers if load[worker] < CROWD] for workers in (pipeline.home, half)
+            ]
         found: dict[Start, None] = {}
         for workers in sets:
             start = start_on(state, pipeline, workers)
@@ -97,15 +137,15 @@ class Jigsaw:
 
     # The choice
 
-    def _choose(self, state: State) -> list[Start | Migrate]:
-        choices = self._choices(state)
+    def _choose(self, state: State, urgent: Pipeline | None) -> list[Start | Migrate]:
+        choices = self._choices(state, urgent)
         if not choices or not self.lookahead:
             return self._first(choices)
         chosen: list[Start | Migrate] = []
         future = Forward(state)
         until = state.now + self._horizon(state)
-        best = before = future.copy().follow(until).makespan(state.now)
-        overdue = [p.name for p in self._waiting(state) if self._late(state, p)]
+        best = before = future.copy().follow(until).score(state.now)
+        overdue = [p.name for p in state.ready() if p is urgent or self._late(state, p)]
         while choices:
             scores = [self._score(future.copy(), state, choice, until) for choice in choices]
             soonest = min(scores)
@@ -124,9 +164,9 @@ class Jigsaw:
         return chosen
 
     def _score(self, future: Forward, state: State, choice: Start | Migrate, until: float) -> float:
-        """When all work would end if this were done first."""
+        """Where it leads if this is done first."""
         self._apply(future, state, choice)
-        return future.follow(until).makespan(state.now)
+        return future.follow(until).score(state.now)
 
     def _apply(self, future: Forward, state: State, choice: Start | Migrate) -> None:
         if isinstance(choice, Start):
@@ -148,10 +188,17 @@ class Jigsaw:
             p.outlook.solo_seconds(workers) for p in state.pipelines.values() if p.status != "done"
         )
 
-    def _shared(self, state: State, starts: list[Start], moves: list[Migrate]) -> list[Action]:
-        leaving = {lane for move in moves for lane in move.lanes}
-        best = lambda kinds: best_shares(state.table, kinds, (1.0,) * len(kinds))
-        return shared(state, starts, best if self.shares else equal, leaving)
+
+def most_urgent(state: State) -> Pipeline | None:
+    """The pipeline that has no time to lose, the one due first if there are several: it goes before all others."""
+    pressed = [p for p in state.pipelines.values() if p.status != "done" and tight(state, p)]
+    return min(pressed, key=lambda p: (p.due, p.name), default=None)
+
+
+def tight(state: State, pipeline: Pipeline) -> bool:
+    """Whether it must have its workers to itself to be done when it is due."""
+    due = pipeline.due
+    return due < float("inf") and due - state.now < TIGHT * state.left_alone(pipeline)
 
 
 def matters(event: Event) -> bool:

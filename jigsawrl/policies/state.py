@@ -39,9 +39,15 @@ class Pipeline:
     def tp(self) -> int:
         return self.outlook.shape.tp
 
-    def engines(self) -> list[Place]:
-        """The usual places of its engines: its whole home."""
-        return [self.home[i : i + self.tp] for i in range(0, len(self.home), self.tp)]
+    @property
+    def due(self) -> float:
+        """When it should be done, by its deadline and by how much slower than alone it may become."""
+        shape = self.outlook.shape
+        by_deadline = self.arrived + shape.deadline if shape.deadline is not None else float("inf")
+        if shape.max_slowdown is None:
+            return by_deadline
+        alone = self.steps * self.outlook.solo_seconds(max(len(self.home), self.tp))
+        return min(by_deadline, self.arrived + shape.max_slowdown * alone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,18 @@ class State:
 
     def running(self, pipeline: Pipeline) -> list[Lane]:
         return [self.lanes.lanes[key] for key in pipeline.lanes]
+
+    def left_alone(self, pipeline: Pipeline) -> float:
+        """Seconds of all its work that is left if it had all of its workers to itself from now on."""
+        outlook, workers = pipeline.outlook, max(len(pipeline.home), pipeline.tp)
+        after = (pipeline.steps - pipeline.step) * outlook.solo_seconds(workers)
+        if pipeline.phase == "rollout":
+            after += outlook.training_seconds(workers)
+        if pipeline.status == "running":
+            return after + max(lane.left_in_all() for lane in self.running(pipeline))
+        if pipeline.phase == "rollout":
+            return after + outlook.rollout_seconds(max(1, workers // pipeline.tp), pipeline.tp)
+        return after + outlook.training_seconds(workers)
 
     def fits(self, place: Place, bytes_needed: float) -> bool:
         return all(self.held[worker] + bytes_needed <= self.device_bytes for worker in place)

@@ -1,0 +1,131 @@
+"""Run files with several pipelines: which, on what workers, under which policy.
+
+An ordinary run file counts as one pipeline, so that whatever plans takes either kind of file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from jigsawrl.config.fields import Count, Name, NotNegative, Positive, Settings, Text, refuse
+from jigsawrl.config.messages import explain, joined
+from jigsawrl.config.runfile import anchor_paths, overridden, validated
+from jigsawrl.config.settings import RunConfig
+from jigsawrl.errors import JigsawError
+
+PolicyName = Literal["jigsaw", "serial", "concurrent", "rollout-mux", "rollmux", "rlix", "greedy"]
+AtLeastOne = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=1)]
+
+
+class PipelineConfig(Settings):
+    """One pipeline among several: a workload of a profile, or a run file of its own."""
+
+    workload: Text | None = None
+    """A workload of the profile; such a pipeline can only be simulated."""
+    run: Text | None = None
+    """A run file with one pipeline."""
+    steps: Count | None = None
+    """Steps to make; null: as the run file says, or 10."""
+    tp: Count | None = None
+    """Workers that one engine spans; null: as measured, or 1."""
+    priority: Annotated[int, Field(strict=True)] = 0
+    """Higher goes first."""
+    max_slowdown: AtLeastOne | None = None
+    """Times as long as alone, at most; null: no limit."""
+    deadline: Positive | None = None
+    """Seconds after its arrival at which it should be done; null: none."""
+    arrival: NotNegative = 0.0
+    """Seconds after the start at which it comes."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> PipelineConfig:
+        if (self.workload is None) == (self.run is None):
+            raise refuse("needs one of workload (of a profile) and run (a run file)")
+        return self
+
+
+class PipelinesConfig(Settings):
+    """Several pipelines on shared workers."""
+
+    name: Name = "pipelines"
+    """By default the name of the run file."""
+    seed: Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)] = 0
+    """Everything random follows from it."""
+    policy: PolicyName = "jigsaw"
+    """Who runs where, and when."""
+    workers: Annotated[int, Field(strict=True, ge=1, le=4096)] = 4
+    """Accelerators."""
+    hardware: Text | None = None
+    """Their kind; null: the profile's."""
+    profile: Text = "h100-traces"
+    """Measured workloads and costs: a built-in profile, or a file of `jigsaw fit` (NAME.json)."""
+    pipelines: Annotated[dict[Name, PipelineConfig], Field(min_length=1, max_length=256)]
+    """By name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Pipelines, and the run files of those that have one."""
+
+    config: PipelinesConfig
+    runs: Mapping[str, RunConfig]
+
+
+def load_mix(path: Path, overrides: Sequence[str] = (), options: Mapping[str, Any] | None = None) -> Mix:
+    """The pipelines of a run file of either kind, with `a.b=c` overrides and settings from the command line.
+
+    Values are checked. Of what they point to, only run files are read: planning needs no weights, no data and no
+    packages.
+    """
+    given = {key: value for key, value in (options or {}).items() if value is not None}
+    data = overridden(path, overrides, _anchor)
+    if "pipelines" in data:
+        config = _checked({**data, **given})
+        runs = {name: _run(Path(entry.run)) for name, entry in config.pipelines.items() if entry.run}
+        return Mix(config, runs)
+    run = validated(data)
+    shared = {"name": run.name, "seed": run.seed, "workers": run.workers, **given}
+    return Mix(_checked({**shared, "pipelines": {run.name: {"run": str(path)}}}), {run.name: run})
+
+
+def _run(path: Path) -> RunConfig:
+    data = overridden(path, (), anchor_paths)
+    if "pipelines" in data:
+        raise JigsawError(f"{path}: holds several pipelines itself; a pipeline's run file holds one")
+    try:
+        return validated(data)
+    except JigsawError as error:
+        raise JigsawError(f"{path}: {error}") from None
+
+
+def _checked(data: dict[str, Any]) -> PipelinesConfig:
+    try:
+        return PipelinesConfig.model_validate(data)
+    except ValidationError as error:
+        raise JigsawError(joined(explain(error, PipelinesConfig, data))) from None
+
+
+def _anchor(data: dict[str, Any], folder: Path) -> None:
+    """Makes relative paths absolute, in place: those of a run, of run files, of a profile that is a file."""
+    anchor_paths(data, folder)
+    if is_profile_file(data.get("profile")):
+        data["profile"] = _absolute(data["profile"], folder)
+    pipelines = data.get("pipelines")
+    for entry in pipelines.values() if isinstance(pipelines, dict) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("run"), str) and entry["run"]:
+            entry["run"] = _absolute(entry["run"], folder)
+
+
+def is_profile_file(profile: Any) -> bool:
+    """Whether it names a file and not a built-in profile."""
+    return isinstance(profile, str) and (profile.endswith(".json") or os.sep in profile)
+
+
+def _absolute(path: str, folder: Path) -> str:
+    return os.path.abspath(folder / os.path.expanduser(path))

@@ -1,0 +1,296 @@
+"""From run files to jobs that can be simulated, with a word on where every figure comes from.
+
+a workload of a profile   lengths and costs as measured, carried to the workers and hardware asked for
+a run file of its own     its shape from the file and the model's config.json. Lengths and costs as measured where
+                          the profile has a workload of the pipeline's name; otherwise lengths from a prior, and
+                          costs carried over from the workload whose model is nearest in size
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, Literal
+
+import numpy as np
+
+from jigsawrl.config.files import model_spec
+from jigsawrl.config.messages import require
+from jigsawrl.config.pipelines import Mix, PipelineConfig, PipelinesConfig, is_profile_file
+from jigsawrl.config.settings import ModelConfig, RunConfig
+from jigsawrl.config.tasks import ArithmeticTask, CalculatorTask, EnvironmentTask, TextArenaTask
+from jigsawrl.graph.cost import Costs
+from jigsawrl.graph.hardware import HARDWARE, Hardware, hardware_named
+from jigsawrl.graph.profile import LEVELS, Profile, Workload, builtin_profiles, load_profile
+from jigsawrl.graph.shape import ModelShape, PipelineShape
+from jigsawrl.model.spec import spec_from_config
+from jigsawrl.model.tiny import tiny_config
+from jigsawrl.simulator.jobs import Floats, Job
+from jigsawrl.simulator.setup import job_of, refuse_what_cannot_fit
+
+STEPS = 10
+"""Of a workload, if nothing says more."""
+MEDIAN, SPREAD = 0.25, 0.75
+"""Prior of lengths: a log-normal with its median at this part of max_tokens, cut there. Traced workloads have medians
+of 0.006 to 1 of it and spreads of 0.4 to 1.4, half of them 0.6 to 0.8."""
+PROMPT = 0.25
+"""Prior of prompts: this part of max_prompt_tokens; traced ones have 0.2 to 0.7 of it."""
+EXPECTED = 256
+"""Lengths by which a step is foreseen."""
+NEAR = 4.0
+"""Costs carried to a model further in size than this are called a prior."""
+
+Kind = Literal["measured", "carried over", "prior"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """How well something is known, and where from."""
+
+    kind: Kind
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.source}"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a pipeline's figures come from."""
+
+    lengths: Figure
+    costs: Figure
+    notes: tuple[str, ...] = ()
+    """What else was assumed."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Everything that a simulation needs, whatever the policy."""
+
+    name: str
+    seed: int
+    hardware: Hardware
+    workers: int
+    profile: str
+    jobs: tuple[Job, ...]
+    origins: tuple[Origin, ...]
+    """Of each job."""
+
+
+def scene_of(mix: Mix) -> Scene:
+    """The pipelines of a run file as jobs. A JigsawError where a name is unknown or the memory cannot hold them."""
+    config = mix.config
+    profile = _profile(config.profile)
+    if config.hardware is not None:
+        require("hardware", config.hardware.lower(), list(HARDWARE))
+    hardware = profile.hardware if config.hardware is None else hardware_named(config.hardware)
+    jobs, origins = [], []
+    for name, entry in config.pipelines.items():
+        if entry.workload is not None:
+            job, origin = _from_workload(name, entry, profile, hardware, config.workers, config.seed)
+        else:
+            job, origin = _from_run(name, mix.runs[name], entry, profile, hardware, config)
+        jobs.append(_with_wishes(job, entry))
+        origins.append(origin)
+    refuse_what_cannot_fit(jobs, hardware, config.workers)
+    return Scene(
+        config.name, config.seed, hardware, config.workers, profile.name, tuple(jobs), tuple(origins)
+    )
+
+
+def _profile(name: str) -> Profile:
+    if not is_profile_file(name) and not Path(name).exists():
+        require("profile", name, builtin_profiles())
+    return load_profile(name)
+
+
+def _with_wishes(job: Job, entry: PipelineConfig) -> Job:
+    wishes = replace(
+        job.shape,
+        priority=entry.priority,
+        max_slowdown=entry.max_slowdown,
+        deadline=entry.deadline,
+        arrival=entry.arrival,
+    )
+    return replace(job, shape=wishes)
+
+
+def _from_workload(
+    name: str, entry: PipelineConfig, profile: Profile, hardware: Hardware, workers: int, seed: int
+) -> tuple[Job, Origin]:
+    assert entry.workload is not None
+    require(f"pipelines.{name}.workload", entry.workload, list(profile.workloads))
+    workload = profile.workload(entry.workload)
+    steps = entry.steps or STEPS
+    job = job_of(profile, entry.workload, hardware, name=name, steps=steps, seed=seed, tp=entry.tp)
+    return job, Origin(_measured_lengths(workload, profile), _known(job.costs, workload, job.shape, workers))
+
+
+def _from_run(
+    name: str,
+    run: RunConfig,
+    entry: PipelineConfig,
+    profile: Profile,
+    hardware: Hardware,
+    config: PipelinesConfig,
+) -> tuple[Job, Origin]:
+    model = model_shape(run.model)
+    own = profile.workloads.get(name) or profile.workloads.get(run.name)
+    workload = own or nearest(model, run.rollout.max_tokens, list(profile.workloads.values()))
+    costs = profile.costs(workload.name, hardware).of(model)
+    shape = _shape(name, run, entry, model)
+    shape = replace(
+        shape,
+        prompt_tokens=own.prompt_tokens if own else shape.prompt_tokens,
+        reward_seconds=costs.other_seconds * shape.sequences / workload.sequences,
+    )
+    key = zlib.crc32(f"{config.seed} {name}".encode())
+
+    def lengths_at(step: int, at: Floats) -> Floats:
+        if own is None:
+            return prior_lengths(shape.max_tokens, at)
+        logged = own.quantiles[(step - 1) % len(own.quantiles)]
+        return np.clip(np.rint(np.interp(at, LEVELS, logged)), 1.0, shape.max_tokens)
+
+    def lengths(step: int) -> Floats:
+        return lengths_at(step, np.random.default_rng((key, step)).random(shape.sequences))
+
+    expected = lengths_at(1, (np.arange(EXPECTED) + 0.5) / EXPECTED)
+    origin = Origin(
+        _measured_lengths(own, profile) if own else _prior_of_lengths(run.rollout.max_tokens),
+        _known(costs, workload, shape, config.workers),
+        tuple(_notes(run, shape, measured=own is not None)),
+    )
+    return Job(shape, costs, lengths, expected), origin
+
+
+def model_shape(model: ModelConfig) -> ModelShape:
+    """The numbers of a run file's model: of its folder's config.json, or of the tiny one."""
+    if model.tiny is not None:
+        tiny = model.tiny
+        raw = tiny_config(tiny.layers, tiny.hidden, tiny.heads, tiny.kv_heads)
+        spec, name = spec_from_config(raw, Path("tiny")), "tiny"
+    else:
+        spec, name = model_spec(Path(model.path)), Path(model.path).name
+    return ModelShape(
+        name,
+        float(spec.parameters),
+        spec.layers,
+        spec.hidden_size,
+        spec.kv_heads,
+        spec.head_dim,
+        bytes_per_parameter=4 if model.dtype == "float32" else 2,
+    )
+
+
+def nearest(model: ModelShape, max_tokens: int, workloads: Sequence[Workload]) -> Workload:
+    """The measured workload that is most like this one: in the model's size, then in how long answers may be."""
+
+    def distance(workload: Workload) -> tuple[float, float, str]:
+        size = abs(math.log(workload.model.parameters / model.parameters))
+        return round(size, 2), abs(math.log(workload.max_tokens / max_tokens)), workload.name
+
+    return min(workloads, key=distance)
+
+
+def prior_lengths(max_tokens: float, at: Floats) -> Floats:
+    """Lengths of which nothing is known but their limit, at these quantiles."""
+    normal = NormalDist(math.log(MEDIAN * max_tokens), SPREAD)
+    drawn = np.exp([normal.inv_cdf(min(max(float(each), 1e-9), 1 - 1e-9)) for each in at])
+    return np.clip(np.ceil(drawn), 1.0, max_tokens)
+
+
+def _shape(name: str, run: RunConfig, entry: PipelineConfig, model: ModelShape) -> PipelineShape:
+    algorithm, rollout, task = run.algorithm, run.rollout, run.task
+    return PipelineShape(
+        name=name,
+        model=model,
+        prompts=rollout.prompts_per_step,
+        samples=rollout.samples,
+        prompt_tokens=_prompt_tokens(run),
+        max_tokens=rollout.max_tokens,
+        steps=entry.steps or run.steps,
+        tp=entry.tp or 1,
+        turns=task.max_turns if isinstance(task, CalculatorTask | TextArenaTask | EnvironmentTask) else 1,
+        tool_seconds=_tool_seconds(run),
+        old_logprobs=algorithm.old_logprobs == "recompute",
+        reference=algorithm.kl_coef > 0,
+        critic=algorithm.advantage == "gae",
+        epochs=algorithm.epochs,
+    )
+
+
+def _prompt_tokens(run: RunConfig) -> float:
+    task, limit = run.task, run.rollout.max_prompt_tokens
+    if isinstance(task, ArithmeticTask | CalculatorTask):
+        return float(min(limit, 2 * len(str(task.max_number)) + 2))
+    return max(1.0, PROMPT * limit)
+
+
+def _tool_seconds(run: RunConfig) -> float:
+    """The wait of a batch for its slowest call."""
+    task = run.task
+    return task.latency + task.latency_jitter if isinstance(task, CalculatorTask) else 0.0
+
+
+def _notes(run: RunConfig, shape: PipelineShape, *, measured: bool) -> list[str]:
+    notes = []
+    if not measured and not isinstance(run.task, ArithmeticTask | CalculatorTask):
+        notes.append(f"prompts of {shape.prompt_tokens:,.0f} tokens, a quarter of max_prompt_tokens")
+    if shape.turns > 1:
+        waits = f"{shape.tool_seconds:g} s between them" if shape.tool_seconds else "none of them waited for"
+        notes.append(f"{shape.turns} turns, as many as allowed, {waits}")
+    if run.model.lora is not None:
+        notes.append("adapters cost as much as training all weights")
+    if run.algorithm.dynamic_sampling is not None:
+        notes.append("one round of sampling in each step")
+    return notes
+
+
+def _measured_lengths(workload: Workload, profile: Profile) -> Figure:
+    logged = len(workload.quantiles)
+    how = f"{workload.name} in profile {profile.name}, {logged} logged {'step' if logged == 1 else 'steps'}"
+    if workload.reconstructed:
+        return Figure("carried over", f"{how}, spread made up from the log's means")
+    return Figure("measured", how)
+
+
+def _prior_of_lengths(max_tokens: int) -> Figure:
+    median = max(1, round(MEDIAN * max_tokens))
+    return Figure(
+        "prior",
+        f"log-normal, median {median:,} (a quarter of max_tokens), sigma {SPREAD:g}, cut at {max_tokens:,}",
+    )
+
+
+def _known(costs: Costs, workload: Workload, shape: PipelineShape, workers: int) -> Figure:
+    """How well costs are known for this model, hardware and width."""
+    measured = f"{workload.name} on {workload.gpus} {_measured_on(workload)} (tp {workload.tp})"
+    target = f"{workers} {costs.hardware.name} (tp {shape.tp})"
+    ratio = costs.model.parameters / workload.model.parameters
+    if max(ratio, 1 / ratio) > NEAR:
+        how = f"{ratio:,.1f} times larger" if ratio > 1 else f"{1 / ratio:,.0f} times smaller"
+        return Figure(
+            "prior", f"{shape.model.name} is {how} than {workload.model.name}, nearest in {measured}"
+        )
+    same_width = (workload.gpus, workload.tp) == (workers, shape.tp)
+    if same_width and not costs.derived:
+        return Figure("measured", measured)
+    model = "" if abs(ratio - 1) < 1e-9 else f"{shape.model.name} on "
+    return Figure("carried over", f"{measured} to {model}{target}")
+
+
+def _measured_on(workload: Workload) -> str:
+    """A carried profile's workloads say themselves where they come from."""
+    return (
+        workload.costs.source.partition("; carried from ")[2].partition(" ")[0]
+        or workload.costs.hardware.name
+    )
