@@ -47,9 +47,12 @@ class Forecast:
         """Length at each of POINTS; `level` above one half gives a cautious forecast, for planning."""
         return np.minimum(np.exp(self._centre() + _deviate(level) * self.spread()), self.max_tokens)
 
-    def lengths(self, count: int, level: float = 0.5) -> Floats:
-        """A batch as it is foreseen: `count` lengths, evenly over the distribution, in mixed order."""
-        where = (np.random.default_rng(count).permutation(count) + 0.5) / count
+    def lengths(self, count: int, level: float = 0.5, of: int | None = None) -> Floats:
+        """A batch as it is foreseen, in mixed order: `count` lengths, the longest ones of equal parts of all `of`.
+
+        That is what the slowest of several engines gets, and everyone waits for it.
+        """
+        where = (np.random.default_rng(count).permutation(count) + 1) / count - 0.5 / (of or count)
         return np.ceil(np.interp(where, POINTS, self.quantiles(level)))
 
     def beyond(self, tokens: float, count: int, level: float = 0.5) -> Floats:

@@ -45,7 +45,8 @@ class Lane:
     speed: float = 0.0
     paused: bool = False
     started: float = 0.0
-    """When the current segment began."""
+    """When the current segment began, or last changed its share."""
+    left_then: float = 0.0
 
     @property
     def segment(self) -> Segment:
@@ -70,7 +71,17 @@ class Lane:
             self.speed,
             self.paused,
             self.started,
+            self.left_then,
         )
+
+    def mark(self, now: float) -> None:
+        """From now on counts as one stretch of work."""
+        self.started, self.left_then = now, self.left
+
+    @property
+    def part(self) -> float:
+        """Of its segment that was done since the mark."""
+        return (self.left_then - self.left) / self.segment.seconds if self.segment.seconds > 0 else 0.0
 
     def left_in_all(self) -> float:
         return self.left + sum(segment.seconds for segment in self.segments[self.index + 1 :])
@@ -100,7 +111,7 @@ class Lanes:
     def add(self, lane: Lane) -> None:
         """Starts a lane with its current segment."""
         lane.left = lane.segment.seconds
-        lane.started = self.now
+        lane.mark(self.now)
         self.lanes[lane.id] = lane
         for worker in lane.workers:
             self.on_worker[worker] += (lane.id,)
@@ -155,7 +166,8 @@ class Lanes:
             return False
         signature = SIGNATURES[lane.segment.kind]
         lane.index += 1
-        lane.left, lane.started = lane.segment.seconds, self.now
+        lane.left = lane.segment.seconds
+        lane.mark(self.now)
         if before != lane.occupies or signature != SIGNATURES[lane.segment.kind]:
             self._touched.update(lane.workers)
         return True

@@ -52,7 +52,7 @@ class Outlook:
     def _engine(self, engines: int, tp: int, level: float) -> Engine:
         count = max(1, round(self.shape.sequences / engines))
         few = min(count, ENOUGH)
-        lengths = self.forecast.lengths(few, level)
+        lengths = self.forecast.lengths(few, level, self.shape.sequences)
         batch = Batch.fresh(lengths, self.shape.prompt_tokens, self.shape.turns)
         return self.engine_of(batch, tp, count / few)
 

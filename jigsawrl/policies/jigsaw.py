@@ -64,8 +64,9 @@ class Jigsaw:
         leaving = {lane for move in moves for lane in move.lanes}
         pauses = self._make_way(state, urgent, starts, leaving)
         leaving |= {action.lane for action in pauses if isinstance(action, Pause)}
+        returning = {action.lane for action in pauses if isinstance(action, Resume)}
         rule = (lambda kinds: best_shares(state.table, kinds, (1.0,) * len(kinds))) if self.shares else equal
-        return [*moves, *pauses, *shared(state, starts, rule, leaving)]
+        return [*moves, *pauses, *shared(state, starts, rule, leaving, returning)]
 
     def _make_way(
         self, state: State, urgent: Pipeline | None, starts: list[Start], leaving: set[int]
@@ -74,14 +75,13 @@ class Jigsaw:
         taken: set[int] = set()
         if urgent is not None:
             taken.update(worker for lane in state.running(urgent) for worker in lane.workers)
-            own = [start for start in starts if start.pipeline == urgent.name]
-            taken.update(worker for start in own for place in start.places for worker in place)
+            begins = [start for start in starts if start.pipeline == urgent.name]
+            taken.update(worker for start in begins for place in start.places for worker in place)
         actions: list[Pause | Resume] = []
         for lane in state.lanes.lanes.values():
-            if lane.id in leaving or (urgent is not None and lane.pipeline == urgent.name):
-                continue
-            stands = not taken.isdisjoint(lane.workers)
-            if stands != lane.paused:
+            own = urgent is not None and lane.pipeline == urgent.name
+            stands = not own and not taken.isdisjoint(lane.workers)
+            if stands != lane.paused and lane.id not in leaving:
                 actions.append(Pause(lane.id) if stands else Resume(lane.id))
         return actions
 
@@ -106,8 +106,11 @@ class Jigsaw:
 
     def _starts(self, state: State, pipeline: Pipeline, urgent: Pipeline | None) -> list[Start]:
         """On all workers that have room for company, on the free ones, on the half with the least on them."""
+        if pipeline is urgent:
+            start = start_on(state, pipeline, pipeline.home)
+            return [start] if start else []
         load = {worker: len(state.lanes.on_worker[worker]) for worker in pipeline.home}
-        if urgent is not None and urgent is not pipeline:
+        if urgent is not None:
             load.update((worker, CROWD) for lane in state.running(urgent) for worker in lane.workers)
         sets = [[worker for worker in pipeline.home if load[worker] == 0]]
         if self.fill:

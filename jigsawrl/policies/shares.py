@@ -18,17 +18,22 @@ def equal(signatures: tuple[Signature, ...]) -> tuple[float, ...]:
 
 
 def shared(
-    state: State, starts: list[Start], rule: Rule, leaving: Collection[int] = frozenset()
+    state: State,
+    starts: list[Start],
+    rule: Rule,
+    leaving: Collection[int] = frozenset(),
+    returning: Collection[int] = frozenset(),
 ) -> list[Action]:
     """The starts, and new shares for lanes that stay, so that every worker is divided by the rule.
 
-    A lane that spans workers has one share: the smallest that one of them leaves it.
+    A lane that spans workers has one share: the smallest that one of them leaves it. `leaving` are moved or paused,
+    `returning` were paused.
     """
     crowds: dict[int, list[tuple[int, Signature]]] = {}
     staying = [lane for lane in state.lanes.lanes.values() if lane.id not in leaving]
     for lane in staying:
-        if lane.occupies:
-            signature = SIGNATURES[lane.segment.kind]
+        signature = SIGNATURES[lane.segment.kind]
+        if lane.occupies or (lane.id in returning and signature not in ("host", "link")):
             for worker in lane.workers:
                 crowds.setdefault(worker, []).append((lane.id, signature))
     for number, start in enumerate(starts):

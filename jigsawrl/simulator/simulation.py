@@ -391,13 +391,15 @@ class Simulation:
                 t0=lane.started,
                 t1=self.lanes.now,
                 share=lane.share,
+                sequences=lane.segment.sequences,
+                tokens=round(lane.part * lane.segment.tokens),
                 **fields,
             )
 
     def _restart_span(self, lane: Lane) -> None:
         """Ends the span in the log where a lane's share changes."""
         self._log_span(lane)
-        lane.started = self.lanes.now
+        lane.mark(self.lanes.now)
 
     def _check(self) -> None:
         """What must hold after every event, whatever the policy did."""

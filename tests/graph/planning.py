@@ -57,6 +57,9 @@ def job(
     arrival: float = 0.0,
     slow: float = 1.0,
     parameters: float = 1e9,
+    priority: int = 0,
+    max_slowdown: float | None = None,
+    deadline: float | None = None,
 ) -> Job:
     limit = 4096
     shape = PipelineShape(
@@ -71,6 +74,9 @@ def job(
         turns=turns,
         tool_seconds=tool_seconds,
         arrival=arrival,
+        priority=priority,
+        max_slowdown=max_slowdown,
+        deadline=deadline,
     )
 
     def lengths(step: int) -> np.ndarray:

@@ -35,6 +35,9 @@ jobs = st.lists(
             "tool_seconds": st.sampled_from([0.0, 5.0]),
             "arrival": st.sampled_from([0.0, 7.5, 300.0]),
             "parameters": st.sampled_from([1e9, 3e9]),
+            "priority": st.integers(-1, 1),
+            "max_slowdown": st.sampled_from([None, None, 1.0, 1.5]),
+            "deadline": st.sampled_from([None, None, 10.0, 400.0]),
         }
     ),
     min_size=1,
@@ -123,3 +126,5 @@ def test_the_log_says_where_every_second_went() -> None:
     }
     assert max(e["t1"] for e in spans) == outcome.seconds
     assert all(e["t0"] < e["t1"] for e in spans)
+    generated = sum(e["tokens"] for e in spans if e["substage"] in ("decode", "tail"))
+    assert generated == pytest.approx(outcome.tokens["a"], abs=len(spans))
