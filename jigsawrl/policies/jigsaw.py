@@ -143,7 +143,7 @@ class Jigsaw:
     def _choose(self, state: State, urgent: Pipeline | None) -> list[Start | Migrate]:
         choices = self._choices(state, urgent)
         if not choices or not self.lookahead:
-            return self._first(choices)
+            return self._first(state, choices)
         chosen: list[Start | Migrate] = []
         future = Forward(state)
         until = state.now + self._horizon(state)
@@ -177,12 +177,13 @@ class Jigsaw:
         else:
             future.gather(choice, moved_segments(state, choice))
 
-    def _first(self, choices: list[Start | Migrate]) -> list[Start | Migrate]:
+    def _first(self, state: State, choices: list[Start | Migrate]) -> list[Start | Migrate]:
         """Without looking ahead: whatever can start starts, whatever can be gathered is gathered."""
-        chosen: dict[str, Start | Migrate] = {}
+        chosen: list[Start | Migrate] = []
         for choice in choices:
-            chosen.setdefault(choice.pipeline, choice)
-        return list(chosen.values())
+            if compatible(state, chosen, choice):
+                chosen.append(choice)
+        return chosen
 
     def _horizon(self, state: State) -> float:
         """Long enough for every pipeline to get through a step."""

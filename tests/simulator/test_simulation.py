@@ -8,17 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jigsawrl.graph.interference import CORES, H200
+from jigsawrl.policies.jigsaw import Jigsaw
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.serial import Serial
-from jigsawrl.policies.state import Action, Event, Start, State
+from jigsawrl.policies.state import Action, Event, Policy, Start, State
 from jigsawrl.simulator.jobs import Failure, Job
 from jigsawrl.simulator.simulation import InvalidAction, Outcome, Simulation, Stuck
 
-EVERY = sorted(POLICIES)
+LEVERS: dict[str, Policy] = {
+    f"jigsaw without {lever}": Jigsaw(**{lever: False}) for lever in ("fill", "shares", "merge", "lookahead")
+}
+ALL = {**POLICIES, **LEVERS}
+EVERY = sorted(ALL)
 
 
 def simulate(policy: str, jobs: list[Job], workers: int = 4, **settings: object) -> Outcome:
-    return Simulation(POLICIES[policy], jobs, WORKER, workers, H200, **settings).run()  # type: ignore[arg-type]
+    return Simulation(ALL[policy], jobs, WORKER, workers, H200, **settings).run()  # type: ignore[arg-type]
 
 
 jobs = st.lists(
