@@ -18,8 +18,8 @@ from jigsawrl.policies.state import Migrate, Phase, Pipeline, Place, Start, Stat
 BLOCKS = 8
 CROWD = 2
 """Phases that the rules put side by side on a block."""
-EVENTS = 12
-"""A future is followed for so many events at most."""
+EVENTS = 160
+"""A future is followed for so many events at most, divided by the pipelines in it."""
 
 SLOWEST = 8.0
 """A pipeline that stands still for a while is not thought to stand still for ever."""
@@ -136,6 +136,11 @@ class Forward:
         pieces = [first, *coarse(longest.segments[longest.index + 1 :])]
         whole = sum(segment.seconds for segment in longest.segments)
         self._run(course, pieces, self._blocks_of(w for lane in lanes for w in lane.workers), whole)
+        outlook, span = course.pipeline.outlook, len(longest.workers)
+        if course.phase == "training":
+            course.bytes = outlook.memory(1, course.pipeline.tp, span).training
+        else:
+            course.bytes = outlook.memory(len(lanes), span, self.workers).rollout
 
     def _blocks_of(self, workers: Iterable[int]) -> Place:
         return tuple(sorted({int(worker / self.size) for worker in workers}))
@@ -186,7 +191,7 @@ class Forward:
     def follow(self, until: float) -> Prospect:
         """Rolls on to a time, or until every pipeline is done."""
         self._pace()
-        for _ in range(EVENTS):
+        for _ in range(max(12, EVENTS // max(1, len(self.courses)))):
             running = [course for course in self.courses.values() if course.pieces]
             if not running:
                 break
@@ -226,22 +231,24 @@ class Forward:
         return True
 
     def _start_what_fits(self) -> None:
-        for course in self.courses.values():
-            if not course.pieces:
-                blocks = self._room(course)
-                if blocks:
-                    workers = int(len(blocks) * self.size)
-                    tp = min(course.pipeline.tp, workers)
-                    self._start(course, blocks, max(1, workers // tp), tp)
+        waiting = [course for course in self.courses.values() if not course.pieces]
+        if len(waiting) > 1:
+            waiting.sort(key=lambda c: (-c.pipeline.outlook.shape.priority, -self._left(c)))
+        for course in waiting:
+            blocks = self._room(course)
+            if blocks:
+                workers = int(len(blocks) * self.size)
+                tp = min(course.pipeline.tp, workers)
+                self._start(course, blocks, max(1, workers // tp), tp)
 
     def _room(self, course: Course) -> Place:
-        """Blocks that nobody uses; else those where there is not yet a crowd."""
+        """Blocks that nobody uses, if they are at least half; else those where there is not yet a crowd."""
         tp = course.pipeline.tp
         width = max(1, round(tp / self.size))
         for crowd in range(CROWD):
             found = [b for b in range(self.blocks) if len(self.on_block[b]) <= crowd]
             found = found[: len(found) // width * width]
-            if not found:
+            if not found or (crowd == 0 and 2 * len(found) < self.blocks):
                 continue
             workers = max(tp, int(len(found) * self.size))
             sizes = course.pipeline.outlook.memory(max(1, workers // tp), tp, workers)

@@ -1,8 +1,8 @@
 """The look-ahead: fill, merge, and choose by where it leads.
 
-After every event the possible next actions are collected: a ready phase on all workers, on those that are free, on
-half of them; a tail gathered on one worker. Each is tried on a prediction of what follows (`forward`). The best is
-kept and the rest tried on top of it, until nothing makes the predicted end of all work come sooner.
+After every event that matters the possible plans are collected (`plans`), and tails that could be gathered. Each is
+tried on a prediction of what follows (`forward`), and the one after which all work is predicted to end first is
+carried out. Pipelines with a deadline or a bound on their slowdown go first when they have no time to lose.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from jigsawrl.graph.batch import Batch
 from jigsawrl.graph.interference import best_shares
 from jigsawrl.graph.lanes import Segment
 from jigsawrl.policies.forward import Forward
+from jigsawrl.policies.plans import Plan, Planner
 from jigsawrl.policies.shares import equal, shared
-from jigsawrl.policies.starts import needs, start_on
+from jigsawrl.policies.starts import start_on
 from jigsawrl.policies.state import (
     Action,
     Ended,
@@ -32,18 +33,14 @@ from jigsawrl.policies.tails import last_tails
 
 GAIN = 1e-3
 """Part of the predicted time that moving a tail must save to be worth it."""
-SAME = 1e-9
-"""What starts as well now as later starts now."""
-READY = 3
-"""Waiting phases that are considered at one time, longest waiting first."""
 TIGHT = 1.1
 """Time until it is due, over the time it needs alone, under which a pipeline has no time to lose."""
-CROWD = 3
-"""Lanes on a worker at most."""
 MOVES = 2
 """Tails that may be gathered, those on most workers first."""
 PATIENCE = 3.0
 """Steps of its own that a phase waits before it goes first."""
+FEW = 4
+"""So many pipelines are followed to the end of all work; more, through about a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ class Jigsaw:
 
     def decide(self, state: State, events: list[Event]) -> list[Action]:
         urgent = most_urgent(state)
-        chosen = self._choose(state, urgent) if any(map(matters, events)) else []
+        chosen = self._choose(state, urgent) if any(map(matters, events)) else ()
         starts = [action for action in chosen if isinstance(action, Start)]
         moves = [action for action in chosen if isinstance(action, Migrate)]
         leaving = {lane for move in moves for lane in move.lanes}
@@ -85,46 +82,13 @@ class Jigsaw:
                 actions.append(Pause(lane.id) if stands else Resume(lane.id))
         return actions
 
-    # Candidates
-
-    def _choices(self, state: State, urgent: Pipeline | None) -> list[Start | Migrate]:
-        choices: list[Start | Migrate] = []
-        for pipeline in self._waiting(state, urgent):
-            choices += self._starts(state, pipeline, urgent)
-        if self.merge and choices:  # workers are freed for those who wait
-            moves = [move for p in state.pipelines.values() for move in self._moves(state, p)]
-            choices += sorted(moves, key=lambda move: (-len(move.lanes), move.pipeline))[:MOVES]
-        return choices
-
     def _waiting(self, state: State, urgent: Pipeline | None) -> list[Pipeline]:
-        ready = sorted(state.ready(), key=lambda p: (-p.outlook.shape.priority, p.since, p.name))
-        late = [p for p in ready if p is urgent] or [p for p in ready if self._late(state, p)]
-        return late[:1] or ready[:READY]
-
-    def _late(self, state: State, pipeline: Pipeline) -> bool:
-        return state.now - pipeline.since > PATIENCE * pipeline.outlook.solo_seconds(len(pipeline.home))
-
-    def _starts(self, state: State, pipeline: Pipeline, urgent: Pipeline | None) -> list[Start]:
-        """On all workers that have room for company, on the free ones, on the half with the least on them."""
-        if pipeline is urgent:
-            start = start_on(state, pipeline, pipeline.home)
-            return [start] if start else []
-        load = {worker: len(state.lanes.on_worker[worker]) for worker in pipeline.home}
-        if urgent is not None:
-            load.update((worker, CROWD) for lane in state.running(urgent) for worker in lane.workers)
-        sets = [[worker for worker in pipeline.home if load[worker] == 0]]
-        if self.fill:
-            order = sorted(pipeline.home, key=lambda w: (load[w], w))
-            half = sorted(order[: len(order) // 2])
-            sets += [
-                [worker for worker in workers if load[worker] < CROWD] for workers in (pipeline.home, half)
-            ]
-        found: dict[Start, None] = {}
-        for workers in sets:
-            start = start_on(state, pipeline, workers)
-            if start is not None:
-                found[start] = None
-        return list(found)
+        """Who may start: the one that must, or all, those with the longest work before them first."""
+        ready = state.ready()
+        must = [p for p in ready if p is urgent] or [p for p in ready if late(state, p)]
+        return must[:1] or sorted(
+            ready, key=lambda p: (-p.outlook.shape.priority, -state.left_alone(p), p.name)
+        )
 
     def _moves(self, state: State, pipeline: Pipeline) -> list[Migrate]:
         """Its whole rollout is in the tail, on several workers: onto the one of them with the least beside it."""
@@ -138,59 +102,62 @@ class Jigsaw:
             return []
         return [Migrate(pipeline.name, tuple(lane.id for lane in tails), target)]
 
-    # The choice
+    def _choose(self, state: State, urgent: Pipeline | None) -> Plan:
+        waiting = self._waiting(state, urgent)
+        if not waiting:
+            return ()
+        if waiting[0] is urgent:
+            start = start_on(state, urgent, urgent.home)
+            return (start,) if start else ()
+        closed = {w for lane in state.running(urgent) for w in lane.workers} if urgent else set()
+        planner = Planner(state, waiting, closed, self.fill)
+        plans = planner.plans()
+        if late(state, waiting[0]) or not state.lanes.lanes:
+            plans = [plan for plan in plans if plan] or plans
+        moved: list[Plan] = []
+        if self.merge:
+            moves = [move for p in state.pipelines.values() for move in self._moves(state, p)]
+            widest = sorted(moves, key=lambda move: (-len(move.lanes), move.pipeline))[:MOVES]
+            moved = [planner.after(move) for move in widest]
+        if not self.lookahead:
+            return (moved or plans)[0]
+        return self._best(state, plans, moved)
 
-    def _choose(self, state: State, urgent: Pipeline | None) -> list[Start | Migrate]:
-        choices = self._choices(state, urgent)
-        if not choices or not self.lookahead:
-            return self._first(state, choices)
-        chosen: list[Start | Migrate] = []
-        future = Forward(state)
-        until = state.now + self._horizon(state)
-        best = before = future.copy().follow(until).score(state.now)
-        overdue = [p.name for p in state.ready() if p is urgent or self._late(state, p)]
-        while choices:
-            scores = [self._score(future.copy(), state, choice, until) for choice in choices]
-            soonest = min(scores)
-            choice = choices[scores.index(soonest)]
-            needed = GAIN * (best - state.now) if isinstance(choice, Migrate) else -SAME * best
-            must = (not state.lanes.lanes and not chosen) or choice.pipeline in overdue
-            if soonest > best - needed and not must:
-                break
-            chosen.append(choice)
-            best = soonest
-            # What was no good alone is no better beside another.
-            good = [each for each, score in zip(choices, scores, strict=True) if score <= before]
-            choices = [other for other in good if compatible(state, chosen, other)]
-            if choices:
-                self._apply(future, state, choice)
+    def _best(self, state: State, plans: list[Plan], moved: list[Plan]) -> Plan:
+        """Where all work is predicted to end first; the first of equals, and a move only if it saves something."""
+        if len(plans) + len(moved) == 1:
+            return plans[0]
+        now = Forward(state)
+        horizon = self._horizon(state)
+        scores = [self._score(now, state, plan, horizon) for plan in plans]
+        best = min(scores)
+        chosen = plans[scores.index(best)]
+        for plan in moved:
+            score = self._score(now, state, plan, horizon)
+            if score < best - GAIN * (best - state.now):
+                best, chosen = score, plan
         return chosen
 
-    def _score(self, future: Forward, state: State, choice: Start | Migrate, until: float) -> float:
-        """Where it leads if this is done first."""
-        self._apply(future, state, choice)
+    def _score(self, now: Forward, state: State, plan: Plan, until: float) -> float:
+        future = now.copy()
+        for action in plan:
+            if isinstance(action, Start):
+                future.start(action)
+            else:
+                future.gather(action, moved_segments(state, action))
         return future.follow(until).score(state.now)
 
-    def _apply(self, future: Forward, state: State, choice: Start | Migrate) -> None:
-        if isinstance(choice, Start):
-            future.start(choice)
-        else:
-            future.gather(choice, moved_segments(state, choice))
-
-    def _first(self, state: State, choices: list[Start | Migrate]) -> list[Start | Migrate]:
-        """Without looking ahead: whatever can start starts, whatever can be gathered is gathered."""
-        chosen: list[Start | Migrate] = []
-        for choice in choices:
-            if compatible(state, chosen, choice):
-                chosen.append(choice)
-        return chosen
-
     def _horizon(self, state: State) -> float:
-        """Long enough for every pipeline to get through a step."""
+        unfinished = [p for p in state.pipelines.values() if p.status != "done"]
+        if len(unfinished) <= FEW:
+            return float("inf")
         workers = len(state.lanes.on_worker)
-        return 1.5 * max(
-            p.outlook.solo_seconds(workers) for p in state.pipelines.values() if p.status != "done"
-        )
+        return state.now + 1.5 * max(p.outlook.solo_seconds(workers) for p in unfinished)
+
+
+def late(state: State, pipeline: Pipeline) -> bool:
+    """Whether it has waited so long that it goes first now."""
+    return state.now - pipeline.since > PATIENCE * pipeline.outlook.solo_seconds(len(pipeline.home))
 
 
 def most_urgent(state: State) -> Pipeline | None:
@@ -210,23 +177,6 @@ def matters(event: Event) -> bool:
     return not isinstance(event, Ended) or event.kind in ("decode", "tail", "sync")
 
 
-def compatible(state: State, chosen: list[Start | Migrate], other: Start | Migrate) -> bool:
-    """Whether it can still be done: one action for a pipeline, and room in memory."""
-    if any(choice.pipeline == other.pipeline for choice in chosen):
-        return False
-    held = list(state.held)
-    for choice in [*chosen, other]:
-        if isinstance(choice, Start):
-            pipeline = state.pipelines[choice.pipeline]
-            needed = needs(pipeline, choice.places)
-            for place in choice.places:
-                for worker in place:
-                    held[worker] += needed
-        else:
-            held[choice.worker] += moved_bytes(state, choice)
-    return max(held) <= state.device_bytes
-
-
 def moved_segments(state: State, move: Migrate) -> tuple[Segment, ...]:
     """The lane that a gathered tail is foreseen to be."""
     outlook = state.pipelines[move.pipeline].outlook
@@ -235,8 +185,3 @@ def moved_segments(state: State, move: Migrate) -> tuple[Segment, ...]:
     context = sum(each.sequences * each.context for each in survivors) / count
     remaining = outlook.forecast.beyond(context - outlook.shape.prompt_tokens, count)
     return outlook.moved(Batch(remaining, np.full(count, context))).segments
-
-
-def moved_bytes(state: State, move: Migrate) -> float:
-    count = sum(state.survivors[key].sequences for key in move.lanes)
-    return state.pipelines[move.pipeline].outlook.memory_moved(count)
