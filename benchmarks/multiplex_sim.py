@@ -49,7 +49,7 @@ def main() -> None:
     options = arguments(__doc__).parse_args()
     with clean_stdout() as console:
         profile = load_profile("h100-traces")
-        pairs, quads = mixes(profile, options.seed, 4 if options.quick else 20, 2 if options.quick else 8)
+        pairs, quads = mixes(profile, options.seed, 4 if options.quick else 16, 1 if options.quick else 5)
         gpus = (4, 16, 64) if options.quick else GPUS
         results: dict[str, Any] = {}
         for what, chosen in (("pairs", pairs), ("quads", quads)):
@@ -58,9 +58,9 @@ def main() -> None:
                 results[name] = grid(profile, chosen, gpus, grown, options.seed, dict(POLICIES), name)
                 print_grid(console, name, results[name], gpus)
         levers = grid(
-            profile, pairs[:4], gpus, False, options.seed, {"serial": POLICIES["serial"], **LEVERS}, "levers"
+            profile, pairs[:3], gpus, False, options.seed, {"serial": POLICIES["serial"], **LEVERS}, "levers"
         )
-        print_grid(console, "one lever after the other (four pairs, batch kept)", levers, gpus)
+        print_grid(console, "one lever after the other (three pairs, batch kept)", levers, gpus)
         kept, quad = results["pairs, batch kept"], results["quads, batch kept"]
         claims = {
             "pairs_mean_vs_serial": claim(mean(kept, "jigsaw", "serial"), at_least=1.56),

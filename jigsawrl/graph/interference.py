@@ -37,6 +37,11 @@ LEVELS = 16
 """Shares are multiples of one sixteenth: 8 of an H200's 132 multiprocessors."""
 MOST_DIVIDED = 4
 """More than so many on one worker are given equal shares: it matters little then, and the choices are many."""
+MOST_COMPANY = 8
+WORTH = 1.05
+"""By so much another one on a worker must raise the total of their speeds."""
+FREELY = 1.5
+"""Total speed of two on one worker from which on sharing is as good as having it alone."""
 MEMORY = 0.7
 """How much of an observed speed is kept when the same situation is observed again."""
 
@@ -132,6 +137,31 @@ def best_shares(
     for i, part in zip(sharing, chosen, strict=True):
         shares[i] = part / LEVELS
     return tuple(shares)
+
+
+@lru_cache(maxsize=65536)
+def side_by_side(table: Interference, signatures: tuple[Signature, ...]) -> tuple[float, ...]:
+    """Speeds of what shares a worker, divided as well as can be."""
+    shares = best_shares(table, signatures, (1.0,) * len(signatures))
+    crowd = [Occupant(signature, share) for signature, share in zip(signatures, shares, strict=True)]
+    return tuple(table.speed(one, crowd[:i] + crowd[i + 1 :]) for i, one in enumerate(crowd))
+
+
+@lru_cache(maxsize=64)
+def company(table: Interference) -> int:
+    """How many of the most demanding kind are worth putting on one worker: each adds something to their total."""
+    total, count = 1.0, 1
+    while count < MOST_COMPANY:
+        more = sum(side_by_side(table, ("compute",) * (count + 1)))
+        if more < WORTH * total:
+            break
+        total, count = more, count + 1
+    return count
+
+
+def mix_freely(table: Interference) -> bool:
+    """Whether sharing a worker costs so little that nobody needs one to himself."""
+    return sum(side_by_side(table, ("compute", "compute"))) > FREELY
 
 
 @lru_cache(maxsize=16)

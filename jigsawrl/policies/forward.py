@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 
-from jigsawrl.graph.interference import SIGNATURES, Interference, Occupant, Signature, best_shares
+from jigsawrl.graph.interference import SIGNATURES, Signature, company, mix_freely, side_by_side
 from jigsawrl.graph.lanes import Lane, Segment
 from jigsawrl.policies.state import Migrate, Phase, Pipeline, Place, Start, State
 
 BLOCKS = 8
-CROWD = 2
-"""Phases that the rules put side by side on a block."""
 EVENTS = 160
 """A future is followed for so many events at most, divided by the pipelines in it."""
 
@@ -103,6 +100,9 @@ class Forward:
         self.size = self.workers / self.blocks
         self.capacity = state.device_bytes
         self.table = state.table
+        most = company(state.table) - 1
+        self.crowds = (most,) if mix_freely(state.table) else (0, most)
+        """Company that a phase is put to by the rules, what is tried first first."""
         self.since = self.now = state.now
         self.late = 0.0
         self.held = [
@@ -110,6 +110,10 @@ class Forward:
             for block in range(self.blocks)
         ]
         self.on_block: list[tuple[str, ...]] = [()] * self.blocks
+        self.order: tuple[str, ...] = ()
+        """Who goes first; those not named, longest remaining work first."""
+        self.strict = False
+        """Whether nobody overtakes one who finds no room."""
         self.courses: dict[str, Course] = {}
         for pipeline in state.pipelines.values():
             if pipeline.status != "done":
@@ -123,9 +127,10 @@ class Forward:
     def copy(self) -> Forward:
         other = Forward.__new__(Forward)
         other.workers, other.blocks, other.size = self.workers, self.blocks, self.size
-        other.capacity, other.table = self.capacity, self.table
+        other.capacity, other.table, other.crowds = self.capacity, self.table, self.crowds
         other.since, other.now, other.late, other.at_first = self.since, self.now, self.late, self.at_first
         other.held, other.on_block = list(self.held), list(self.on_block)
+        other.order, other.strict = self.order, self.strict
         other.courses = {name: course.copy() for name, course in self.courses.items()}
         return other
 
@@ -233,19 +238,26 @@ class Forward:
     def _start_what_fits(self) -> None:
         waiting = [course for course in self.courses.values() if not course.pieces]
         if len(waiting) > 1:
-            waiting.sort(key=lambda c: (-c.pipeline.outlook.shape.priority, -self._left(c)))
+            waiting.sort(key=self._rank)
         for course in waiting:
             blocks = self._room(course)
             if blocks:
                 workers = int(len(blocks) * self.size)
                 tp = min(course.pipeline.tp, workers)
                 self._start(course, blocks, max(1, workers // tp), tp)
+            elif self.strict:
+                return
+
+    def _rank(self, course: Course) -> tuple[int, int, float]:
+        name = course.pipeline.name
+        place = self.order.index(name) if name in self.order else len(self.order)
+        return -course.pipeline.outlook.shape.priority, place, -self._left(course)
 
     def _room(self, course: Course) -> Place:
         """Blocks that nobody uses, if they are at least half; else those where there is not yet a crowd."""
         tp = course.pipeline.tp
         width = max(1, round(tp / self.size))
-        for crowd in range(CROWD):
+        for crowd in self.crowds:
             found = [b for b in range(self.blocks) if len(self.on_block[b]) <= crowd]
             found = found[: len(found) // width * width]
             if not found or (crowd == 0 and 2 * len(found) < self.blocks):
@@ -304,11 +316,3 @@ def coarse(segments: tuple[Segment, ...]) -> list[Piece]:
             signature = SIGNATURES[segment.kind]
             pieces[signature] = pieces.get(signature, 0.0) + segment.seconds
     return list(pieces.items())
-
-
-@lru_cache(maxsize=65536)
-def side_by_side(table: Interference, signatures: tuple[Signature, ...]) -> tuple[float, ...]:
-    """Speeds of what shares a block, divided as well as can be."""
-    shares = best_shares(table, signatures, (1.0,) * len(signatures))
-    crowd = [Occupant(signature, share) for signature, share in zip(signatures, shares, strict=True)]
-    return tuple(table.speed(one, crowd[:i] + crowd[i + 1 :]) for i, one in enumerate(crowd))

@@ -15,7 +15,7 @@ from jigsawrl.graph.batch import Batch
 from jigsawrl.graph.interference import best_shares
 from jigsawrl.graph.lanes import Segment
 from jigsawrl.policies.forward import Forward
-from jigsawrl.policies.plans import Plan, Planner
+from jigsawrl.policies.plans import Actions, Plan, Planner
 from jigsawrl.policies.shares import equal, shared
 from jigsawrl.policies.starts import start_on
 from jigsawrl.policies.state import (
@@ -39,8 +39,10 @@ MOVES = 2
 """Tails that may be gathered, those on most workers first."""
 PATIENCE = 3.0
 """Steps of its own that a phase waits before it goes first."""
-FEW = 4
-"""So many pipelines are followed to the end of all work; more, through about a step."""
+FEW, FEW_PIPELINES = 24, 5
+"""So many phases of so many pipelines are followed to the end of all work; more, through about a step."""
+BEST = 3
+"""Orders of which variants are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class Jigsaw:
             return []
         return [Migrate(pipeline.name, tuple(lane.id for lane in tails), target)]
 
-    def _choose(self, state: State, urgent: Pipeline | None) -> Plan:
+    def _choose(self, state: State, urgent: Pipeline | None) -> Actions:
         waiting = self._waiting(state, urgent)
         if not waiting:
             return ()
@@ -111,36 +113,48 @@ class Jigsaw:
             return (start,) if start else ()
         closed = {w for lane in state.running(urgent) for w in lane.workers} if urgent else set()
         planner = Planner(state, waiting, closed, self.fill)
-        plans = planner.plans()
-        if late(state, waiting[0]) or not state.lanes.lanes:
-            plans = [plan for plan in plans if plan] or plans
-        moved: list[Plan] = []
+        moves: list[Migrate] = []
         if self.merge:
             moves = [move for p in state.pipelines.values() for move in self._moves(state, p)]
-            widest = sorted(moves, key=lambda move: (-len(move.lanes), move.pipeline))[:MOVES]
-            moved = [planner.after(move) for move in widest]
+            moves = sorted(moves, key=lambda move: (-len(move.lanes), move.pipeline))[:MOVES]
         if not self.lookahead:
-            return (moved or plans)[0]
-        return self._best(state, plans, moved)
+            return planner.after(moves[0]).actions if moves else planner.plan(waiting).actions
+        must = late(state, waiting[0]) or not state.lanes.lanes
+        return self._best(state, planner, moves, must)
 
-    def _best(self, state: State, plans: list[Plan], moved: list[Plan]) -> Plan:
-        """Where all work is predicted to end first; the first of equals, and a move only if it saves something."""
-        if len(plans) + len(moved) == 1:
-            return plans[0]
+    def _best(self, state: State, planner: Planner, moves: list[Migrate], must: bool) -> Actions:
+        """Where all work is predicted to end first; the first of equals, and a move only if it saves something.
+
+        What little work there is left is thought through more thoroughly, and to its end.
+        """
+        few = phases_left(state) <= FEW and len(unfinished(state)) <= FEW_PIPELINES
+        until = float("inf") if few else state.now + self._horizon(state)
         now = Forward(state)
-        horizon = self._horizon(state)
-        scores = [self._score(now, state, plan, horizon) for plan in plans]
-        best = min(scores)
-        chosen = plans[scores.index(best)]
-        for plan in moved:
-            score = self._score(now, state, plan, horizon)
+        scores: dict[Plan, float] = {}
+
+        def consider(plans: list[Plan]) -> None:
+            for plan in plans:
+                if plan not in scores and (plan.actions or not must):
+                    scores[plan] = self._score(now, state, plan, until)
+
+        consider(planner.orders() if few else planner.plans())
+        if few:
+            for plan in sorted(scores, key=lambda plan: scores[plan])[:BEST]:
+                consider(planner.variants(plan))
+        if not scores:
+            return ()
+        chosen = min(scores, key=lambda plan: scores[plan])
+        best = scores[chosen]
+        for plan in map(planner.after, moves):
+            score = self._score(now, state, plan, until)
             if score < best - GAIN * (best - state.now):
                 best, chosen = score, plan
-        return chosen
+        return chosen.actions
 
     def _score(self, now: Forward, state: State, plan: Plan, until: float) -> float:
         future = now.copy()
-        for action in plan:
+        future.order, future.strict = plan.order, plan.strict
+        for action in plan.actions:
             if isinstance(action, Start):
                 future.start(action)
             else:
@@ -148,11 +162,17 @@ class Jigsaw:
         return future.follow(until).score(state.now)
 
     def _horizon(self, state: State) -> float:
-        unfinished = [p for p in state.pipelines.values() if p.status != "done"]
-        if len(unfinished) <= FEW:
-            return float("inf")
+        """Long enough for every pipeline to get through a step."""
         workers = len(state.lanes.on_worker)
-        return state.now + 1.5 * max(p.outlook.solo_seconds(workers) for p in unfinished)
+        return 1.5 * max(p.outlook.solo_seconds(workers) for p in unfinished(state))
+
+
+def unfinished(state: State) -> list[Pipeline]:
+    return [p for p in state.pipelines.values() if p.status != "done"]
+
+
+def phases_left(state: State) -> int:
+    return sum(2 * (p.steps - p.step) + (2 if p.phase == "rollout" else 1) for p in unfinished(state))
 
 
 def late(state: State, pipeline: Pipeline) -> bool:
@@ -162,7 +182,7 @@ def late(state: State, pipeline: Pipeline) -> bool:
 
 def most_urgent(state: State) -> Pipeline | None:
     """The pipeline that has no time to lose, the one due first if there are several: it goes before all others."""
-    pressed = [p for p in state.pipelines.values() if p.status != "done" and tight(state, p)]
+    pressed = [p for p in unfinished(state) if tight(state, p)]
     return min(pressed, key=lambda p: (p.due, p.name), default=None)
 
 

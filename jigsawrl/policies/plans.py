@@ -7,21 +7,30 @@ The others change one thing about it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+from jigsawrl.graph.interference import company, mix_freely
 from jigsawrl.policies.starts import needs, places_on
 from jigsawrl.policies.state import Migrate, Pipeline, Start, State
 
-CROWD = 3
-"""Lanes on a worker at most."""
-PAIR = 2
-"""Lanes on a worker that the simple rule puts there."""
 TRIED = 3
 """Waiting phases about which something is changed, those with the longest remaining work."""
 
-Option = Literal["free", "beside", "half"]
-Plan = tuple[Start | Migrate, ...]
+Option = Literal["free", "beside"] | float
+"""Which workers: the free ones, all with room for company, or this part of all, those with the least on them."""
+RULE: tuple[Option, ...] = ("free", "beside")
+RULE_FREELY: tuple[Option, ...] = ("beside",)
+Actions = tuple[Start | Migrate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is done now, and by which rule one goes on."""
+
+    actions: Actions
+    order: tuple[str, ...] = ()
+    strict: bool = False
 
 
 @dataclass(slots=True)
@@ -34,60 +43,98 @@ class Planner:
     closed: set[int]
     """Workers that must not be shared now."""
     fill: bool
-    found: dict[Plan, None] = field(default_factory=dict)
 
     def plans(self) -> list[Plan]:
         """The first one is that of the simple rule; no two are the same."""
-        self._add(self.waiting)
-        top = self.waiting[0].outlook.shape.priority if self.waiting else 0
+        found = {self.plan(self.waiting): None}
+        top = self.waiting[0].outlook.shape.priority
         for pipeline in [p for p in self.waiting if p.outlook.shape.priority == top][:TRIED]:
-            others = [p for p in self.waiting if p is not pipeline]
-            self._add([pipeline, *others])
-            for option in ("free", "beside", "half"):
-                self._add([pipeline, *others], option)
-            if others or self.state.lanes.lanes:
-                self._add(others)
-        return list(self.found)
+            order = [pipeline, *(p for p in self.waiting if p is not pipeline)]
+            found |= dict.fromkeys([self.plan(order), *self.changed(pipeline, order, (0.5,))])
+        return [Plan(actions) for actions in dict.fromkeys(plan.actions for plan in found)]
+
+    def orders(self) -> list[Plan]:
+        """The simple rule with each pipeline first for good, letting others overtake and not."""
+        names = [p.name for p in self.state.pipelines.values() if p.status != "done"]
+        found: dict[Plan, None] = {}
+        for first in ((), *((name,) for name in names)):
+            order = sorted(self.waiting, key=lambda p: p.name not in first)
+            for strict in (False, True):
+                found[self.plan(order, named=first, strict=strict)] = None
+        return list(found)
+
+    def variants(self, plan: Plan) -> list[Plan]:
+        """The same rule with one thing changed now: someone is held back, or put elsewhere."""
+        order = sorted(self.waiting, key=lambda p: p.name not in plan.order)
+        found: dict[Plan, None] = {}
+        for pipeline in order:
+            moved = [pipeline, *(p for p in order if p is not pipeline)]
+            for each in self.changed(pipeline, moved, (0.25, 0.5, 0.75)):
+                found[Plan(each.actions, plan.order, plan.strict)] = None
+        return list(found)
+
+    def changed(self, pipeline: Pipeline, order: list[Pipeline], parts: tuple[float, ...]) -> list[Plan]:
+        """Plans in which this pipeline, first in the order, goes to other workers or is held back."""
+        options: tuple[Option, ...] = ("free", "beside", *parts)
+        plans = [self.plan(order, option) for option in options]
+        others = [p for p in order if p is not pipeline]
+        if others or self.state.lanes.lanes:
+            plans.append(self.plan(others))
+        return plans
+
+    def plan(
+        self,
+        order: list[Pipeline],
+        first: Option | None = None,
+        named: tuple[str, ...] = (),
+        strict: bool = False,
+    ) -> Plan:
+        return Plan(self._starts(order, first, [], strict), named, strict)
 
     def after(self, move: Migrate) -> Plan:
         """The simple rule's plan on workers that a gathered tail has left."""
         lanes = [self.state.lanes.lanes[key] for key in move.lanes]
         gone = [worker for lane in lanes for worker in lane.workers if worker != move.worker]
-        return (move, *self._starts(self.waiting, None, gone))
+        return Plan((move, *self._starts(self.waiting, None, gone, False)))
 
-    def _add(self, order: list[Pipeline], first: Option | None = None) -> None:
-        self.found.setdefault(self._starts(order, first, []), None)
-
-    def _starts(self, order: list[Pipeline], first: Option | None, left: list[int]) -> tuple[Start, ...]:
+    def _starts(
+        self, order: list[Pipeline], first: Option | None, left: list[int], strict: bool
+    ) -> tuple[Start, ...]:
         load = [len(lanes) for lanes in self.state.lanes.on_worker]
         for worker in left:
             load[worker] -= 1
         held = list(self.state.held)
         starts: list[Start] = []
         for number, pipeline in enumerate(order):
-            options: list[Option] = [first] if first and number == 0 else ["free", "beside"]
-            for option in options:
-                start = self._start(pipeline, option, load, held, eager=first is None or number > 0)
-                if start is not None:
-                    starts.append(start)
-                    break
+            by_rule = first is None or number > 0
+            options = RULE_FREELY if mix_freely(self.state.table) else RULE
+            if not by_rule and first is not None:
+                options = (first,)
+            found = (self._start(pipeline, option, load, held, by_rule) for option in options)
+            start = next((start for start in found if start is not None), None)
+            if start is not None:
+                starts.append(start)
+            elif strict:
+                break
         return tuple(starts)
 
     def _start(
-        self, pipeline: Pipeline, option: Option, load: list[int], held: list[float], eager: bool
+        self, pipeline: Pipeline, option: Option, load: list[int], held: list[float], by_rule: bool
     ) -> Start | None:
-        """Its start there, entered into load and memory; None if that cannot be, or is not worth it by the rule."""
+        """Its start there, entered into load and memory; None if that cannot be, or is not as the rule has it."""
         home = [w for w in pipeline.home if self.state.alive[w] and w not in self.closed]
+        crowd = company(self.state.table) + (0 if by_rule else 1)
         free = [w for w in home if load[w] == 0]
         if option == "free":
-            workers = free if not eager or 2 * len(free) >= len(home) or not self.fill else []
+            workers = free if not by_rule or 2 * len(free) >= len(home) or not self.fill else []
         elif not self.fill:
             return None
         elif option == "beside":
-            workers = [w for w in home if load[w] < (PAIR if eager else CROWD)]
+            workers = [w for w in home if load[w] < crowd]
         else:
             order = sorted(home, key=lambda w: (load[w], w))
-            workers = sorted(w for w in order[: len(order) // 2] if load[w] < CROWD)
+            count = max(1, int(len(order) * option))
+            workers = sorted(w for w in order[:count] if load[w] < crowd)
         places = places_on(pipeline, workers)
         if not places:
             return None

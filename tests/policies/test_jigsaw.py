@@ -48,14 +48,14 @@ def test_a_pipeline_that_may_not_be_slowed_is_hardly_slowed() -> None:
 
 def test_a_deadline_is_met_where_it_can_be() -> None:
     first, second = steady("a", median=900, sigma=0.4, steps=4), steady("b", seed=2, sigma=1.5, steps=8)
-    deadline = 1.1 * alone(second)
+    deadline = 1.15 * alone(second)
     assert simulate(Jigsaw(), [first, second]).finished["b"] > deadline
     assert simulate(Jigsaw(), [first, asked(second, deadline=deadline)]).finished["b"] <= deadline
 
 
 def test_a_long_tail_on_many_workers_is_gathered_for_those_who_wait() -> None:
     todo = [job(f"p{i}", seed=i, sigma=1.6, prompts=64, median=150, steps=3) for i in range(3)]
-    outcome = simulate(Jigsaw(), todo, workers=8)
+    outcome = simulate(Jigsaw(lookahead=False), todo, workers=8)
     moves = [e for e in outcome.log if e["event"] == "action" and e["action"] == "migrate"]
     assert moves
     for move in moves:
