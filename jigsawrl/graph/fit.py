@@ -51,24 +51,28 @@ def fit_folder(
     The hardware is what the runs say, if not told; name and source of the profile are the folder's.
     """
     folder = Path(folder)
-    if folder.is_file():
-        traces: tuple[Trace, ...] = (read_verl_log(folder),)
-    elif not folder.is_dir():
-        raise JigsawError(f"{folder}: there is no such folder or log")
-    elif (folder / INDEX).exists():
-        traces = read_traces(folder)
-    else:
-        logs = sorted(each for each in folder.iterdir() if each.suffix in LOGS and each.is_file())
-        if not logs:
-            raise JigsawError(
-                f"{folder}: holds neither {INDEX} nor logs (files that end in {', '.join(LOGS)});\n"
-                f"give a folder with measured runs, or one of verl's console logs"
-            )
-        if len(logs) > MOST_LOGS:
-            raise JigsawError(f"{folder}: holds {len(logs):,} logs; give at most {MOST_LOGS:,} at a time")
-        traces = tuple(map(read_verl_log, logs))
+    traces = read_runs(folder)
     called = folder.stem if folder.is_file() else folder.absolute().name
     return fit_traces(traces, name or called, source or f"measured runs in {called}", hardware)
+
+
+def read_runs(source: Path) -> tuple[Trace, ...]:
+    """The runs in a folder, or in one log."""
+    if source.is_file():
+        return (read_verl_log(source),)
+    if not source.is_dir():
+        raise JigsawError(f"{source}: there is no such folder or log")
+    if (source / INDEX).exists():
+        return read_traces(source)
+    logs = sorted(each for each in source.iterdir() if each.suffix in LOGS and each.is_file())
+    if not logs:
+        raise JigsawError(
+            f"{source}: holds neither {INDEX} nor logs (files that end in {', '.join(LOGS)});\n"
+            f"give a folder with measured runs, or one of verl's console logs"
+        )
+    if len(logs) > MOST_LOGS:
+        raise JigsawError(f"{source}: holds {len(logs):,} logs; give at most {MOST_LOGS:,} at a time")
+    return tuple(map(read_verl_log, logs))
 
 
 def fit_traces(traces: Sequence[Trace], name: str, source: str, hardware: str | None = None) -> Profile:

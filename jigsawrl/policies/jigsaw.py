@@ -15,7 +15,7 @@ from jigsawrl.graph.batch import Batch
 from jigsawrl.graph.interference import best_shares
 from jigsawrl.graph.lanes import Segment
 from jigsawrl.policies.forward import Forward
-from jigsawrl.policies.plans import Actions, Plan, Planner
+from jigsawrl.policies.plans import Actions, Plan, Planner, moved_bytes
 from jigsawrl.policies.shares import equal, shared
 from jigsawrl.policies.starts import start_on
 from jigsawrl.policies.state import (
@@ -98,11 +98,10 @@ class Jigsaw:
         workers = {worker for lane in tails for worker in lane.workers}
         if len(workers) < 2 or len(tails) < len(pipeline.lanes):
             return []
-        active = sum(state.survivors[lane.id].sequences for lane in tails)
         target = min(workers, key=lambda w: (len(state.lanes.on_worker[w]), w))
-        if active == 0 or not state.fits((target,), pipeline.outlook.memory_moved(active)):
-            return []
-        return [Migrate(pipeline.name, tuple(lane.id for lane in tails), target)]
+        move = Migrate(pipeline.name, tuple(lane.id for lane in tails), target)
+        alive = any(state.survivors[lane.id].sequences for lane in tails)
+        return [move] if alive and state.fits((target,), moved_bytes(state, move)) else []
 
     def _choose(self, state: State, urgent: Pipeline | None) -> Actions:
         waiting = self._waiting(state, urgent)

@@ -89,21 +89,23 @@ class Planner:
         named: tuple[str, ...] = (),
         strict: bool = False,
     ) -> Plan:
-        return Plan(self._starts(order, first, [], strict), named, strict)
+        return Plan(self._starts(order, first, strict), named, strict)
 
     def after(self, move: Migrate) -> Plan:
         """The simple rule's plan on workers that a gathered tail has left."""
-        lanes = [self.state.lanes.lanes[key] for key in move.lanes]
-        gone = [worker for lane in lanes for worker in lane.workers if worker != move.worker]
-        return Plan((move, *self._starts(self.waiting, None, gone, False)))
+        return Plan((move, *self._starts(self.waiting, None, False, move)))
 
     def _starts(
-        self, order: list[Pipeline], first: Option | None, left: list[int], strict: bool
+        self, order: list[Pipeline], first: Option | None, strict: bool, move: Migrate | None = None
     ) -> tuple[Start, ...]:
         load = [len(lanes) for lanes in self.state.lanes.on_worker]
-        for worker in left:
-            load[worker] -= 1
         held = list(self.state.held)
+        if move is not None:
+            load[move.worker] += 1
+            held[move.worker] += moved_bytes(self.state, move)
+            for key in move.lanes:
+                for worker in self.state.lanes.lanes[key].workers:
+                    load[worker] -= 1
         starts: list[Start] = []
         for number, pipeline in enumerate(order):
             by_rule = first is None or number > 0
@@ -146,3 +148,9 @@ class Planner:
             load[worker] += 1
             held[worker] += needed
         return Start(pipeline.name, places)
+
+
+def moved_bytes(state: State, move: Migrate) -> float:
+    """What a gathered tail holds on its worker."""
+    sequences = sum(state.survivors[key].sequences for key in move.lanes)
+    return state.pipelines[move.pipeline].outlook.memory_moved(sequences)

@@ -8,11 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from jigsawrl.graph.fit import LOGS, work_of
+from jigsawrl.graph.fit import read_runs, work_of
 from jigsawrl.graph.predict import stage_seconds
 from jigsawrl.graph.profile import Profile, Workload
-from jigsawrl.graph.traces import INDEX, Trace, read_traces
-from jigsawrl.graph.verl_log import read_verl_log
+from jigsawrl.graph.traces import Trace
 
 STAGES: Mapping[str, tuple[str, ...]] = {
     "rollout": ("gen",),
@@ -49,17 +48,7 @@ class Fitted:
 
 def judge(profile: Profile, source: Path) -> list[Fitted]:
     """Each workload against its log, in a folder or file that has been fitted."""
-    return [_judge(trace, profile.workload(trace.name)) for trace in _logs(source)]
-
-
-def _logs(source: Path) -> tuple[Trace, ...]:
-    """As `fit_folder` finds them."""
-    if source.is_file():
-        return (read_verl_log(source),)
-    if (source / INDEX).exists():
-        return read_traces(source)
-    logs = sorted(each for each in source.iterdir() if each.suffix in LOGS and each.is_file())
-    return tuple(map(read_verl_log, logs))
+    return [_judge(trace, profile.workload(trace.name)) for trace in read_runs(source)]
 
 
 def _judge(trace: Trace, workload: Workload) -> Fitted:
