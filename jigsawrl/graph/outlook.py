@@ -69,15 +69,15 @@ class Outlook:
             each=each,
         )
 
-    def moved(self, batch: Batch) -> Engine:
-        """The lane of survivors gathered on one worker: weights are loaded, every prefix is run again."""
+    def moved(self, batch: Batch, tp: int) -> Engine:
+        """The lane of gathered survivors: weights are loaded, every prefix is run again."""
         return engine(
             batch,
             self.costs,
-            1,
+            tp,
             tool_seconds=0.0,
             max_tokens=self.shape.max_tokens,
-            swap_seconds=self.costs.swap_seconds(self.shape.model.weight_bytes),
+            swap_seconds=self.costs.swap_seconds(self.shape.model.weight_bytes / tp),
         )
 
     def training(self, workers: int, response_tokens: float | None = None) -> tuple[Segment, ...]:
@@ -133,8 +133,8 @@ class Outlook:
             device_bytes=self.hardware.device_bytes,
         )
 
-    def memory_moved(self, sequences: int) -> float:
-        """Bytes that so many survivors, gathered, hold on their one worker."""
+    def memory_moved(self, sequences: float, tp: int) -> float:
+        """Bytes that so many survivors, gathered, hold on each of their workers."""
         tokens = self.shape.prompt_tokens + self.shape.max_tokens
-        cache = sequences * tokens * self.shape.model.kv_bytes_per_token
-        return self.shape.model.weight_bytes + min(cache, KV_SHARE * self.hardware.device_bytes)
+        cache = sequences * tokens * self.shape.model.kv_bytes_per_token / tp
+        return self.shape.model.weight_bytes / tp + min(cache, KV_SHARE * self.hardware.device_bytes)

@@ -159,11 +159,11 @@ class Forward:
         self._start(course, self._blocks_of(workers), len(start.places), len(start.places[0]))
 
     def gather(self, action: Migrate, segments: tuple[Segment, ...]) -> None:
-        """A tail goes on, after its prefixes are run again, on one worker."""
+        """A tail goes on elsewhere, after its prefixes are run again."""
         course = self.courses[action.pipeline]
         self._leave(course)
         pieces = coarse(segments)
-        self._run(course, pieces, self._blocks_of([action.worker]), course.whole)
+        self._run(course, pieces, self._blocks_of(action.workers), course.whole)
 
     def _start(self, course: Course, blocks: Place, engines: int, span: int) -> None:
         outlook = course.pipeline.outlook

@@ -25,6 +25,7 @@ from jigsawrl.policies.state import (
     Migrate,
     Pause,
     Pipeline,
+    Place,
     Resume,
     Start,
     State,
@@ -35,8 +36,8 @@ GAIN = 1e-3
 """Part of the predicted time that moving a tail must save to be worth it."""
 TIGHT = 1.1
 """Time until it is due, over the time it needs alone, under which a pipeline has no time to lose."""
-MOVES = 2
-"""Tails that may be gathered, those on most workers first."""
+MOVES = 6
+"""Ways to gather tails that are tried, tails on most workers first."""
 PATIENCE = 3.0
 """Steps of its own that a phase waits before it goes first."""
 FEW, FEW_PIPELINES = 24, 5
@@ -93,15 +94,20 @@ class Jigsaw:
         )
 
     def _moves(self, state: State, pipeline: Pipeline) -> list[Migrate]:
-        """Its whole rollout is in the tail, on several workers: onto the one of them with the least beside it."""
+        """Its whole rollout is in the tail, on several workers: onto one of them, one engine's, a quarter of all."""
         tails = last_tails(state, pipeline)
-        workers = {worker for lane in tails for worker in lane.workers}
-        if len(workers) < 2 or len(tails) < len(pipeline.lanes):
+        load = {worker: len(state.lanes.on_worker[worker]) for lane in tails for worker in lane.workers}
+        if len(load) < 2 or len(tails) < len(pipeline.lanes):
             return []
-        target = min(workers, key=lambda w: (len(state.lanes.on_worker[w]), w))
-        move = Migrate(pipeline.name, tuple(lane.id for lane in tails), target)
-        alive = any(state.survivors[lane.id].sequences for lane in tails)
-        return [move] if alive and state.fits((target,), moved_bytes(state, move)) else []
+        if not any(state.survivors[lane.id].sequences for lane in tails):
+            return []
+        places = sorted((lane.workers for lane in tails), key=lambda place: (load[place[0]], place))
+        least = min(load, key=lambda w: (load[w], w))
+        targets: set[tuple[Place, ...]] = {((least,),)}
+        targets |= {tuple(places[:count]) for count in (1, len(places) // 4) if 0 < count < len(places)}
+        ids = tuple(lane.id for lane in tails)
+        moves = [Migrate(pipeline.name, ids, target) for target in sorted(targets)]
+        return [m for m in moves if all(state.fits(place, moved_bytes(state, m)) for place in m.places)]
 
     def _choose(self, state: State, urgent: Pipeline | None) -> Actions:
         waiting = self._waiting(state, urgent)
@@ -114,8 +120,8 @@ class Jigsaw:
         planner = Planner(state, waiting, closed, self.fill)
         moves: list[Migrate] = []
         if self.merge:
-            moves = [move for p in state.pipelines.values() for move in self._moves(state, p)]
-            moves = sorted(moves, key=lambda move: (-len(move.lanes), move.pipeline))[:MOVES]
+            spread = sorted(unfinished(state), key=lambda p: (-len(p.lanes), p.name))
+            moves = [move for found in [self._moves(state, p) for p in spread] for move in found][:MOVES]
         if not self.lookahead:
             return planner.after(moves[0]).actions if moves else planner.plan(waiting).actions
         must = late(state, waiting[0]) or not state.lanes.lanes
@@ -203,4 +209,5 @@ def moved_segments(state: State, move: Migrate) -> tuple[Segment, ...]:
     count = sum(each.sequences for each in survivors)
     context = sum(each.sequences * each.context for each in survivors) / count
     remaining = outlook.forecast.beyond(context - outlook.shape.prompt_tokens, count)
-    return outlook.moved(Batch(remaining, np.full(count, context))).segments
+    part = Batch(remaining, np.full(count, context)).split(len(move.places))[0]
+    return outlook.moved(part, len(move.places[0])).segments

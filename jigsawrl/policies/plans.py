@@ -101,8 +101,9 @@ class Planner:
         load = [len(lanes) for lanes in self.state.lanes.on_worker]
         held = list(self.state.held)
         if move is not None:
-            load[move.worker] += 1
-            held[move.worker] += moved_bytes(self.state, move)
+            for worker in move.workers:
+                load[worker] += 1
+                held[worker] += moved_bytes(self.state, move)
             for key in move.lanes:
                 for worker in self.state.lanes.lanes[key].workers:
                     load[worker] -= 1
@@ -151,6 +152,7 @@ class Planner:
 
 
 def moved_bytes(state: State, move: Migrate) -> float:
-    """What a gathered tail holds on its worker."""
+    """What a gathered tail holds on each of its workers."""
     sequences = sum(state.survivors[key].sequences for key in move.lanes)
-    return state.pipelines[move.pipeline].outlook.memory_moved(sequences)
+    outlook = state.pipelines[move.pipeline].outlook
+    return outlook.memory_moved(sequences / len(move.places), len(move.places[0]))

@@ -194,12 +194,16 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Migrate:
-    """Gathers the survivors of lanes that are in the last turn's tail on one worker, or on one place each."""
+    """Gathers the survivors of lanes that are in the last turn's tail at fewer places, dealt out evenly."""
 
     pipeline: str
     lanes: tuple[int, ...]
-    worker: int
+    places: tuple[Place, ...]
     share: float = 1.0
+
+    @property
+    def workers(self) -> list[int]:
+        return [worker for place in self.places for worker in place]
 
 
 @dataclass(frozen=True, slots=True)

@@ -355,7 +355,7 @@ class Simulation:
 
     def _migrate(self, action: Migrate) -> None:
         pipeline = self.pipelines[action.pipeline]
-        batches, places = [], []
+        batches = []
         for key in action.lanes:
             lane, run = self._lane(key), self.runs[key]
             if run.engine is None or run.turns_left > 1 or lane.segment.kind not in ("decode", "tail"):
@@ -363,17 +363,19 @@ class Simulation:
                     f"{self.policy.name} moves lane {key}, which is not decoding its last turn"
                 )
             batches.append(run.engine.survivors(lane.index, lane.left))
-            places.append(lane.workers)
             self._log_span(lane)
             self.lanes.remove(key)
             self._drop(key)
         batch = Batch.merged(batches)
         outlook, done = pipeline.outlook, float(batch.context.max()) - pipeline.outlook.shape.prompt_tokens
         believed = Batch(outlook.forecast.beyond(done, len(batch.remaining)), batch.context)
-        truth, foreseen = outlook.moved(batch), outlook.moved(believed)
-        needed = outlook.memory_moved(len(batch.remaining))
-        self._run(pipeline, (action.worker,), action.share, truth.segments, foreseen.segments, needed, truth)
-        self.runs[self.next_lane].turns_left = 1
+        count, tp = len(action.places), len(action.places[0])
+        needed = outlook.memory_moved(len(batch.remaining) / count, tp)
+        parts = zip(action.places, batch.split(count), believed.split(count), strict=True)
+        for place, part, guess in parts:
+            truth, foreseen = outlook.moved(part, tp), outlook.moved(guess, tp)
+            self._run(pipeline, place, action.share, truth.segments, foreseen.segments, needed, truth)
+            self.runs[self.next_lane].turns_left = 1
 
     # Records and invariants
 

@@ -62,7 +62,7 @@ def test_a_long_tail_on_many_workers_is_gathered_for_those_who_wait() -> None:
     for move in moves:
         after = [e for e in outcome.log if e["event"] == "substage" and e["t0"] == move["t"]]
         (target,) = [e for e in after if e["pipeline"] == move["pipeline"]]
-        assert target["workers"] == (move["worker"],)
+        assert (target["workers"],) == move["places"]
 
 
 @pytest.mark.parametrize("lever", ["fill", "shares", "merge", "lookahead"])
