@@ -114,6 +114,8 @@ class Forward:
         """Who goes first; those not named, longest remaining work first."""
         self.strict = False
         """Whether nobody overtakes one who finds no room."""
+        self.divide = False
+        """Whether those who wait together divide what is free, instead of the first taking it all."""
         self.courses: dict[str, Course] = {}
         for pipeline in state.pipelines.values():
             if pipeline.status != "done":
@@ -130,7 +132,7 @@ class Forward:
         other.capacity, other.table, other.crowds = self.capacity, self.table, self.crowds
         other.since, other.now, other.late, other.at_first = self.since, self.now, self.late, self.at_first
         other.held, other.on_block = list(self.held), list(self.on_block)
-        other.order, other.strict = self.order, self.strict
+        other.order, other.strict, other.divide = self.order, self.strict, self.divide
         other.courses = {name: course.copy() for name, course in self.courses.items()}
         return other
 
@@ -239,8 +241,8 @@ class Forward:
         waiting = [course for course in self.courses.values() if not course.pieces]
         if len(waiting) > 1:
             waiting.sort(key=self._rank)
-        for course in waiting:
-            blocks = self._room(course)
+        for number, course in enumerate(waiting):
+            blocks = self._room(course, len(waiting) - number if self.divide else 0)
             if blocks:
                 workers = int(len(blocks) * self.size)
                 tp = min(course.pipeline.tp, workers)
@@ -253,14 +255,19 @@ class Forward:
         place = self.order.index(name) if name in self.order else len(self.order)
         return -course.pipeline.outlook.shape.priority, place, -self._left(course)
 
-    def _room(self, course: Course) -> Place:
-        """Blocks that nobody uses, if they are at least half; else those where there is not yet a crowd."""
+    def _room(self, course: Course, among: int) -> Place:
+        """Blocks that nobody uses, if they are at least half; else those where there is not yet a crowd.
+
+        If the free ones are divided among some, one part of them.
+        """
         tp = course.pipeline.tp
         width = max(1, round(tp / self.size))
         for crowd in self.crowds:
             found = [b for b in range(self.blocks) if len(self.on_block[b]) <= crowd]
+            if crowd == 0 and among:
+                found = found[: max(width, len(found) // among)]
             found = found[: len(found) // width * width]
-            if not found or (crowd == 0 and 2 * len(found) < self.blocks):
+            if not found or (crowd == 0 and not among and 2 * len(found) < self.blocks):
                 continue
             workers = max(tp, int(len(found) * self.size))
             sizes = course.pipeline.outlook.memory(max(1, workers // tp), tp, workers)

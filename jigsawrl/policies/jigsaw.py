@@ -158,7 +158,7 @@ class Jigsaw:
 
     def _score(self, now: Forward, state: State, plan: Plan, until: float) -> float:
         future = now.copy()
-        future.order, future.strict = plan.order, plan.strict
+        future.order, future.strict, future.divide = plan.order, plan.strict, plan.divide
         for action in plan.actions:
             if isinstance(action, Start):
                 future.start(action)

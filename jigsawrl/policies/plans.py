@@ -31,6 +31,7 @@ class Plan:
     actions: Actions
     order: tuple[str, ...] = ()
     strict: bool = False
+    divide: bool = False
 
 
 @dataclass(slots=True)
@@ -46,12 +47,12 @@ class Planner:
 
     def plans(self) -> list[Plan]:
         """The first one is that of the simple rule; no two are the same."""
-        found = {self.plan(self.waiting): None}
+        found = {self.plan(self.waiting): None, self.plan(self.waiting, divide=True): None}
         top = self.waiting[0].outlook.shape.priority
         for pipeline in [p for p in self.waiting if p.outlook.shape.priority == top][:TRIED]:
             order = [pipeline, *(p for p in self.waiting if p is not pipeline)]
             found |= dict.fromkeys([self.plan(order), *self.changed(pipeline, order, (0.5,))])
-        return [Plan(actions) for actions in dict.fromkeys(plan.actions for plan in found)]
+        return list(found)
 
     def orders(self) -> list[Plan]:
         """The simple rule with each pipeline first for good, letting others overtake and not."""
@@ -59,8 +60,8 @@ class Planner:
         found: dict[Plan, None] = {}
         for first in ((), *((name,) for name in names)):
             order = sorted(self.waiting, key=lambda p: p.name not in first)
-            for strict in (False, True):
-                found[self.plan(order, named=first, strict=strict)] = None
+            for strict, divide in ((False, False), (True, False), (False, True)):
+                found[self.plan(order, named=first, strict=strict, divide=divide)] = None
         return list(found)
 
     def variants(self, plan: Plan) -> list[Plan]:
@@ -70,7 +71,7 @@ class Planner:
         for pipeline in order:
             moved = [pipeline, *(p for p in order if p is not pipeline)]
             for each in self.changed(pipeline, moved, (0.25, 0.5, 0.75)):
-                found[Plan(each.actions, plan.order, plan.strict)] = None
+                found[Plan(each.actions, plan.order, plan.strict, plan.divide)] = None
         return list(found)
 
     def changed(self, pipeline: Pipeline, order: list[Pipeline], parts: tuple[float, ...]) -> list[Plan]:
@@ -88,15 +89,21 @@ class Planner:
         first: Option | None = None,
         named: tuple[str, ...] = (),
         strict: bool = False,
+        divide: bool = False,
     ) -> Plan:
-        return Plan(self._starts(order, first, strict), named, strict)
+        return Plan(self._starts(order, first, strict, divide=divide), named, strict, divide)
 
     def after(self, move: Migrate) -> Plan:
         """The simple rule's plan on workers that a gathered tail has left."""
         return Plan((move, *self._starts(self.waiting, None, False, move)))
 
     def _starts(
-        self, order: list[Pipeline], first: Option | None, strict: bool, move: Migrate | None = None
+        self,
+        order: list[Pipeline],
+        first: Option | None,
+        strict: bool,
+        move: Migrate | None = None,
+        divide: bool = False,
     ) -> tuple[Start, ...]:
         load = [len(lanes) for lanes in self.state.lanes.on_worker]
         held = list(self.state.held)
@@ -113,7 +120,8 @@ class Planner:
             options = RULE_FREELY if mix_freely(self.state.table) else RULE
             if not by_rule and first is not None:
                 options = (first,)
-            found = (self._start(pipeline, option, load, held, by_rule) for option in options)
+            among = len(order) - number if divide else 0
+            found = (self._start(pipeline, option, load, held, by_rule, among) for option in options)
             start = next((start for start in found if start is not None), None)
             if start is not None:
                 starts.append(start)
@@ -122,13 +130,21 @@ class Planner:
         return tuple(starts)
 
     def _start(
-        self, pipeline: Pipeline, option: Option, load: list[int], held: list[float], by_rule: bool
+        self,
+        pipeline: Pipeline,
+        option: Option,
+        load: list[int],
+        held: list[float],
+        by_rule: bool,
+        among: int,
     ) -> Start | None:
         """Its start there, entered into load and memory; None if that cannot be, or is not as the rule has it."""
         home = [w for w in pipeline.home if self.state.alive[w] and w not in self.closed]
         crowd = company(self.state.table) + (0 if by_rule else 1)
         free = [w for w in home if load[w] == 0]
-        if option == "free":
+        if option == "free" and among:
+            workers = free[: max(pipeline.tp, len(free) // among)]
+        elif option == "free":
             workers = free if not by_rule or 2 * len(free) >= len(home) or not self.fill else []
         elif not self.fill:
             return None
