@@ -95,12 +95,15 @@ class Side(Protocol):
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--no-vllm", action="store_true", help="leave vLLM out even where it is installed")
+    parser.add_argument("--only", choices=[*SHAPES, "SmolLM2-135M"], help="measure this model alone")
     options = parser.parse_args()
-    requests = {"0.3M": 128, "10M": 48} if options.quick else {"0.3M": 192, "10M": 128, "SmolLM2-135M": 64}
+    requests = {"0.3M": 128, "10M": 48} if options.quick else {"0.3M": 192, "10M": 128, "SmolLM2-135M": 32}
     rounds = {"0.3M": 2, "10M": 1} if options.quick else {"0.3M": 7, "10M": 3, "SmolLM2-135M": 2}
     with clean_stdout() as console, tempfile.TemporaryDirectory(prefix="jigsawrl-bench-") as scratch:
         models: dict[str, Any] = {}
         for name, count in requests.items():
+            if options.only not in (None, name):
+                continue
             if name in SHAPES:
                 folder = write_model(Path(scratch) / name, name, options.seed)
             elif SMOLLM2.is_dir():
