@@ -15,7 +15,7 @@ from jigsawrl.graph.lanes import Lane, Segment
 from jigsawrl.policies.state import Migrate, Phase, Pipeline, Place, Start, State
 
 BLOCKS = 8
-EVENTS = 160
+EVENTS = 128
 """A future is followed for so many events at most, divided by the pipelines in it."""
 
 SLOWEST = 8.0
@@ -198,7 +198,7 @@ class Forward:
     def follow(self, until: float) -> Prospect:
         """Rolls on to a time, or until every pipeline is done."""
         self._pace()
-        for _ in range(max(12, EVENTS // max(1, len(self.courses)))):
+        for _ in range(max(8, EVENTS // max(1, len(self.courses)))):
             running = [course for course in self.courses.values() if course.pieces]
             if not running:
                 break

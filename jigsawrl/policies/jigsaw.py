@@ -36,7 +36,7 @@ GAIN = 1e-3
 """Part of the predicted time that moving a tail must save to be worth it."""
 TIGHT = 1.1
 """Time until it is due, over the time it needs alone, under which a pipeline has no time to lose."""
-MOVES = 6
+MOVES = 3
 """Ways to gather tails that are tried, tails on most workers first."""
 PATIENCE = 3.0
 """Steps of its own that a phase waits before it goes first."""
