@@ -56,8 +56,6 @@ class PipelineShape:
     """Whether a frozen copy scores every token."""
     critic: bool = False
     epochs: int = 1
-    offload: bool = True
-    """Whether weights and optimizer leave the device between updates."""
     priority: int = 0
     max_slowdown: float | None = None
     deadline: float | None = None

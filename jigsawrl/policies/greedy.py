@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jigsawrl.graph.interference import SIGNATURES, Occupant, Signature, best_shares
-from jigsawrl.policies.shares import first_signature, shared
+from jigsawrl.policies.shares import AT_FIRST, best, shared
 from jigsawrl.policies.starts import needs, start_on
 from jigsawrl.policies.state import Action, Event, Start, State
 
@@ -15,7 +15,6 @@ class Greedy:
     name = "greedy"
 
     def decide(self, state: State, events: list[Event]) -> list[Action]:
-        rule = lambda kinds: best_shares(state.table, kinds, (1.0,) * len(kinds))
         crowds: dict[int, list[Signature]] = {
             worker: [SIGNATURES[lane.segment.kind] for lane in state.lanes.occupants(worker)]
             for worker in range(len(state.alive))
@@ -32,9 +31,9 @@ class Greedy:
             ready.remove(pipeline)
             for place in start.places:
                 for worker in place:
-                    crowds[worker].append(first_signature(state, start))
+                    crowds[worker].append(AT_FIRST)
                     held[worker] += needs(pipeline, start.places)
-        return shared(state, starts, rule)
+        return shared(state, starts, best(state))
 
     def _gain(
         self, state: State, crowds: dict[int, list[Signature]], held: list[float], start: Start | None
@@ -48,9 +47,8 @@ class Greedy:
             return 0.0, None
         if any(len(crowds[worker]) >= CROWD for worker in workers):
             return 0.0, None
-        signature = first_signature(state, start)
         gain = sum(
-            total_speed(state, (*crowds[worker], signature)) - total_speed(state, tuple(crowds[worker]))
+            total_speed(state, (*crowds[worker], AT_FIRST)) - total_speed(state, tuple(crowds[worker]))
             for worker in workers
         )
         return gain, start

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from jigsawrl.graph.batch import Batch
-from jigsawrl.graph.interference import best_shares
 from jigsawrl.graph.lanes import Segment
 from jigsawrl.policies.forward import Forward
 from jigsawrl.policies.plans import Actions, Plan, Planner, moved_bytes
-from jigsawrl.policies.shares import equal, shared
+from jigsawrl.policies.shares import best, equal, shared
 from jigsawrl.policies.starts import start_on
 from jigsawrl.policies.state import (
     Action,
@@ -65,7 +64,7 @@ class Jigsaw:
         pauses = self._make_way(state, urgent, starts, leaving)
         leaving |= {action.lane for action in pauses if isinstance(action, Pause)}
         returning = {action.lane for action in pauses if isinstance(action, Resume)}
-        rule = (lambda kinds: best_shares(state.table, kinds, (1.0,) * len(kinds))) if self.shares else equal
+        rule = best(state) if self.shares else equal
         return [*moves, *pauses, *shared(state, starts, rule, leaving, returning)]
 
     def _make_way(
@@ -120,7 +119,7 @@ class Jigsaw:
         planner = Planner(state, waiting, closed, self.fill)
         moves: list[Migrate] = []
         if self.merge:
-            spread = sorted(unfinished(state), key=lambda p: (-len(p.lanes), p.name))
+            spread = sorted(state.unfinished(), key=lambda p: (-len(p.lanes), p.name))
             moves = [move for found in [self._moves(state, p) for p in spread] for move in found][:MOVES]
         if not self.lookahead:
             return planner.after(moves[0]).actions if moves else planner.plan(waiting).actions
@@ -132,7 +131,7 @@ class Jigsaw:
 
         What little work there is left is thought through more thoroughly, and to its end.
         """
-        few = phases_left(state) <= FEW and len(unfinished(state)) <= FEW_PIPELINES
+        few = phases_left(state) <= FEW and len(state.unfinished()) <= FEW_PIPELINES
         until = float("inf") if few else state.now + self._horizon(state)
         now = Forward(state)
         scores: dict[Plan, float] = {}
@@ -149,11 +148,11 @@ class Jigsaw:
         if not scores:
             return ()
         chosen = min(scores, key=lambda plan: scores[plan])
-        best = scores[chosen]
+        soonest = scores[chosen]
         for plan in map(planner.after, moves):
             score = self._score(now, state, plan, until)
-            if score < best - GAIN * (best - state.now):
-                best, chosen = score, plan
+            if score < soonest - GAIN * (soonest - state.now):
+                soonest, chosen = score, plan
         return chosen.actions
 
     def _score(self, now: Forward, state: State, plan: Plan, until: float) -> float:
@@ -169,15 +168,11 @@ class Jigsaw:
     def _horizon(self, state: State) -> float:
         """Long enough for every pipeline to get through a step."""
         workers = len(state.lanes.on_worker)
-        return 1.5 * max(p.outlook.solo_seconds(workers) for p in unfinished(state))
-
-
-def unfinished(state: State) -> list[Pipeline]:
-    return [p for p in state.pipelines.values() if p.status != "done"]
+        return 1.5 * max(p.outlook.solo_seconds(workers) for p in state.unfinished())
 
 
 def phases_left(state: State) -> int:
-    return sum(2 * (p.steps - p.step) + (2 if p.phase == "rollout" else 1) for p in unfinished(state))
+    return sum(2 * (p.steps - p.step) + (2 if p.phase == "rollout" else 1) for p in state.unfinished())
 
 
 def late(state: State, pipeline: Pipeline) -> bool:
@@ -187,7 +182,7 @@ def late(state: State, pipeline: Pipeline) -> bool:
 
 def most_urgent(state: State) -> Pipeline | None:
     """The pipeline that has no time to lose, the one due first if there are several: it goes before all others."""
-    pressed = [p for p in unfinished(state) if tight(state, p)]
+    pressed = [p for p in state.unfinished() if tight(state, p)]
     return min(pressed, key=lambda p: (p.due, p.name), default=None)
 
 

@@ -56,7 +56,7 @@ class Planner:
 
     def orders(self) -> list[Plan]:
         """The simple rule with each pipeline first for good, letting others overtake and not."""
-        names = [p.name for p in self.state.pipelines.values() if p.status != "done"]
+        names = [p.name for p in self.state.unfinished()]
         found: dict[Plan, None] = {}
         for first in ((), *((name,) for name in names)):
             order = sorted(self.waiting, key=lambda p: p.name not in first)

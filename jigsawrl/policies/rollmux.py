@@ -16,7 +16,7 @@ class RollMux:
     name = "rollmux"
 
     def decide(self, state: State, events: list[Event]) -> list[Action]:
-        unfinished = [p for p in state.pipelines.values() if p.status != "done"]
+        unfinished = state.unfinished()
         if not unfinished:
             return []
         alive = tuple(worker for worker, lives in enumerate(state.alive) if lives)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from jigsawrl.graph.interference import best_shares
 from jigsawrl.policies.concurrent import start_all
-from jigsawrl.policies.shares import shared
+from jigsawrl.policies.shares import best, shared
 from jigsawrl.policies.starts import start_on
 from jigsawrl.policies.state import Action, Event, State
 
@@ -15,10 +14,9 @@ class RolloutMux:
     def decide(self, state: State, events: list[Event]) -> list[Action]:
         running = [p for p in state.pipelines.values() if p.status == "running"]
         trainings = [p for p in state.ready() if p.phase == "training"]
-        rule = lambda signatures: best_shares(state.table, signatures, (1.0,) * len(signatures))
         if any(p.phase == "training" for p in running):
             return []
         if trainings:  # no new rollouts, so that those that run come to an end
             start = None if running else start_on(state, trainings[0], trainings[0].home)
-            return shared(state, [start] if start else [], rule)
-        return shared(state, start_all(state), rule)
+            return shared(state, [start] if start else [], best(state))
+        return shared(state, start_all(state), best(state))

@@ -10,7 +10,7 @@ class Serial:
     name = "serial"
 
     def decide(self, state: State, events: list[Event]) -> list[Action]:
-        unfinished = [p for p in state.pipelines.values() if p.status != "done"]
+        unfinished = state.unfinished()
         if not unfinished:
             return []
         first = min(unfinished, key=lambda p: (p.arrived, p.name))

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from jigsawrl.graph.interference import SIGNATURES, Signature
+from jigsawrl.graph.interference import SIGNATURES, Signature, best_shares
 from jigsawrl.policies.state import Action, Resize, Start, State
 
 Rule = Callable[[tuple[Signature, ...]], tuple[float, ...]]
 """From what runs on a worker to the share of each."""
+AT_FIRST: Signature = "compute"
+"""What binds a phase when it starts: both kinds start with much arithmetic."""
 
 
 def equal(signatures: tuple[Signature, ...]) -> tuple[float, ...]:
     """Everyone as much as everyone else: what a GPU does without control."""
     return (1 / len(signatures),) * len(signatures)
+
+
+def best(state: State) -> Rule:
+    """As the interference table says that the sum of their speeds is largest."""
+    return lambda signatures: best_shares(state.table, signatures, (1.0,) * len(signatures))
 
 
 def shared(
@@ -37,10 +44,9 @@ def shared(
             for worker in lane.workers:
                 crowds.setdefault(worker, []).append((lane.id, signature))
     for number, start in enumerate(starts):
-        signature = first_signature(state, start)
         for place in start.places:
             for worker in place:
-                crowds.setdefault(worker, []).append((-1 - number, signature))
+                crowds.setdefault(worker, []).append((-1 - number, AT_FIRST))
     shares = _smallest(crowds, rule)
     actions: list[Action] = []
     for lane in staying:
@@ -59,8 +65,3 @@ def _smallest(crowds: dict[int, list[tuple[int, Signature]]], rule: Rule) -> dic
         for (who, _), share in zip(crowd, divided, strict=True):
             shares[who] = min(share, shares.get(who, 1.0))
     return shares
-
-
-def first_signature(state: State, start: Start) -> Signature:
-    """What a phase is bound by when it starts; both kinds start with much arithmetic."""
-    return "compute"

@@ -81,6 +81,9 @@ class State:
     def table(self) -> Interference:
         return self.lanes.table
 
+    def unfinished(self) -> list[Pipeline]:
+        return [p for p in self.pipelines.values() if p.status != "done"]
+
     def ready(self) -> list[Pipeline]:
         """Pipelines whose phase could start, longest waiting first."""
         waiting = [p for p in self.pipelines.values() if p.status == "ready" and self.usable(p.home)]

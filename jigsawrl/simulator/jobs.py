@@ -33,15 +33,3 @@ class Failure:
     worker: int
     at: float
     back: float = float("inf")
-
-
-def steps_of(quantiles: list[Floats], sequences: int, seed: int) -> Callable[[int], Floats]:
-    """Steps drawn from logged ones in turn: each length from that step's quantiles."""
-
-    def lengths(step: int) -> Floats:
-        rng = np.random.default_rng((seed, step))
-        logged = quantiles[(step - 1) % len(quantiles)]
-        where = (np.arange(len(logged)) + 0.5) / len(logged)
-        return np.ceil(np.interp(rng.random(sequences), where, logged))
-
-    return lengths

@@ -72,8 +72,9 @@ class OnDemand(Mapping[int, Survivors]):
         self._lanes, self._runs = lanes, runs
 
     def __contains__(self, lane_id: object) -> bool:
-        run = self._runs.get(lane_id) if isinstance(lane_id, int) else None
-        return run is not None and run.turns_left == 1 and self._lanes[lane_id].segment.kind == "tail"  # type: ignore[index]
+        if not isinstance(lane_id, int) or lane_id not in self._runs:
+            return False
+        return self._runs[lane_id].turns_left == 1 and self._lanes[lane_id].segment.kind == "tail"
 
     def __getitem__(self, lane_id: int) -> Survivors:
         if lane_id not in self:
@@ -101,8 +102,6 @@ class Outcome:
     tokens: dict[str, float]
     """Generated, in finished steps."""
     log: list[dict[str, Any]] = field(default_factory=list)
-    decisions: list[float] = field(default_factory=list)
-    """Seconds the policy thought, where a clock was given."""
 
 
 class Simulation:

@@ -11,7 +11,7 @@ from jigsawrl.graph.interference import CORES, H200
 from jigsawrl.policies.jigsaw import Jigsaw
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.serial import Serial
-from jigsawrl.policies.state import Action, Event, Policy, Start, State
+from jigsawrl.policies.state import Action, Event, Policy, Start, State, Wait
 from jigsawrl.simulator.jobs import Failure, Job
 from jigsawrl.simulator.simulation import InvalidAction, Outcome, Simulation, Stuck
 
@@ -121,6 +121,20 @@ def test_a_policy_that_does_nothing_is_found_out() -> None:
 
     with pytest.raises(Stuck, match="idle leaves a waiting for ever"):
         Simulation(Idle(), [job("a")], WORKER, 4, CORES).run()
+
+
+def test_a_policy_may_ask_to_be_woken() -> None:
+    class Late:
+        name = "late"
+
+        def decide(self, state: State, events: list[Event]) -> list[Action]:
+            if state.now < 5:
+                return [Wait(5.0)]
+            return Serial().decide(state, events)
+
+    alone = [job("a", steps=1)]
+    usual = Simulation(Serial(), alone, WORKER, 4, H200).run().seconds
+    assert Simulation(Late(), alone, WORKER, 4, H200).run().seconds == pytest.approx(usual + 5)
 
 
 def test_the_log_says_where_every_second_went() -> None:
