@@ -7,8 +7,9 @@ tokens on average. Nothing else changes with it, since an answer is over once th
 
 Steps alternate: TRL makes one, then we make one. Before that each side is tried with one thread and with all cores,
 and TRL also with its batch cut into micro-batches, with both attention implementations and with transformers'
-continuous batching; the fastest settings are the ones measured. With --quick nothing is tried. Ours keeps its
-defaults otherwise. Our rewards go through the sandbox of child processes, as always; TRL calls the function.
+continuous batching; the fastest settings are the ones measured. With --quick nothing is tried, and only the smaller
+model is timed. Ours keeps its defaults otherwise. Our rewards go through the sandbox of child processes, as always;
+TRL calls the function.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from typing import Any
 import torch
 from common import (
     CORES,
-    SHAPES,
     Settings,
     Spread,
     arguments,
@@ -87,7 +87,7 @@ class Size:
 
 
 FULL = Size(prompts=8, samples=8, rounds={"0.3M": 15, "10M": 7})
-QUICK = Size(prompts=4, samples=8, rounds={"0.3M": 3, "10M": 1})
+QUICK = Size(prompts=8, samples=8, rounds={"0.3M": 5})
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ def main() -> None:
     claims: dict[str, dict[str, Any]] = {}
     models: dict[str, Any] = {}
     with clean_stdout() as console, tempfile.TemporaryDirectory(prefix="jigsawrl-bench-") as scratch:
-        for name in SHAPES:
+        for name in size.rounds:
             models[name] = compare(name, size, options, Path(scratch) / name)
         print_tables(console, models, size)
         slowest = min(m["speedup"]["median"] for m in models.values())
