@@ -36,7 +36,7 @@ STATE_BYTES = 16
 """Of a parameter's gradient and optimizer."""
 
 _LEVEL: Curve = ((0.0, 1.0), (1.0, 1.0))
-_KINDS: tuple[Signature, ...] = ("tail", "bulk", "compute")
+_KINDS: tuple[Signature, ...] = ("tail", "bulk", "compute", "link")
 FREE = Interference(
     name="free",
     source="by construction: nothing slows anything down",

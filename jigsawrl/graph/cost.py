@@ -6,7 +6,8 @@
 Seconds, alone on whole workers. Coefficients are fitted (`fitting.py`), follow what a run measures (`updated`),
 carry their relative error, and are never negative. Measured at one width, they are carried to others by a rule:
 what grows with tokens shrinks with the number of workers, what is fixed does not, and what moves weights
-between host and device is each worker's part of them. One engine spans `tp` workers; with another `tp` than was
+between host and device is each worker's part of them. Where a run keeps its state in host memory (`offloaded`), the
+fixed part of a pass over tokens is such a move. One engine spans `tp` workers; with another `tp` than was
 measured a pass costs its overhead and one reading of the weights, and the rest in proportion (a roofline).
 """
 
@@ -27,6 +28,8 @@ ACHIEVED = 0.9
 """Part of the memory's peak bandwidth that a good kernel reaches: 4.3 of 4.8 TB/s on an H200."""
 PASS_OVERHEAD = 1.3e-3
 """Seconds of a decode pass on one worker besides moving bytes: vLLM's on an H200, 1.5B and 7B alike."""
+OPTIMIZER_TRAFFIC = 28
+"""Bytes of device memory that the optimizer reads and writes for a parameter."""
 UNKNOWN = 0.3
 """Relative error of what was derived and not measured."""
 
@@ -132,6 +135,8 @@ class Costs:
     """Seconds until the engines have the new weights."""
     rollout_fixed_seconds: float = 0.0
     """Start and end of a generation that no pass explains."""
+    offloaded: bool = False
+    """Whether parameters and optimizer state were in host memory, and moved whenever they were needed."""
     other_seconds: float = 0.0
     """Rewards, advantages, and whatever else a step does besides."""
     kv_tokens: float | None = None
@@ -183,6 +188,16 @@ class Costs:
     def optim_seconds(self, gpus: int) -> float:
         """Optimizer state is spread over the workers, and so is moving it."""
         return self.optim * self.gpus / gpus
+
+    def swapped(self, kind: Literal["logprob", "ref", "grad", "optim"], gpus: int) -> float:
+        """The part of a sub-stage's seconds in which state moves between host and devices, which compute nothing."""
+        if not self.offloaded:
+            return 0.0
+        if kind == "optim":
+            bandwidth = self.hardware.memory_bandwidth * ACHIEVED * gpus
+            return max(0.0, self.optim_seconds(gpus) - OPTIMIZER_TRAFFIC * self.model.parameters / bandwidth)
+        cost: LinearCost = getattr(self, kind)
+        return self._at(cost, gpus).fixed
 
     def sync_seconds(self, gpus: int, tp: int) -> float:
         """Every engine gets whole weights, each of its workers its part."""
@@ -317,7 +332,9 @@ class Costs:
         )
 
     def _at(self, cost: LinearCost, gpus: int) -> LinearCost:
-        return cost if gpus == self.gpus else cost.scaled(self.gpus / gpus, fixed=1.0)
+        if gpus == self.gpus:
+            return cost
+        return cost.scaled(self.gpus / gpus, fixed=self.gpus / gpus if self.offloaded else 1.0)
 
 
 def _numbers(model: ModelShape) -> tuple[float, ...]:

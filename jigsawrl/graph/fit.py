@@ -156,6 +156,7 @@ def fit_pooled(
         optim=update.fixed,
         sync=model.weight_bytes / hardware.link_bandwidth + 1.0 if syncs is None else syncs,
         rollout_fixed_seconds=GENERATION_FIXED,
+        offloaded=first.offloaded,
         other_seconds=_typical(traces, _besides) or 0.0,
         kv_tokens=cache_tokens(first, hardware),
         errors=errors,

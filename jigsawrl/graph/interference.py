@@ -2,6 +2,7 @@
 
     speed = alone on that share  x  what each neighbour takes away
 
+What moves data over a link feels only who else does, and they divide it; what waits for a host feels nobody.
 1 is the speed alone on the whole worker. Both factors start from measurements (one H200, see `H200`) that are
 interpolated, and what a run observes replaces them.
 """
@@ -71,14 +72,16 @@ class Interference:
 
     def speed(self, of: Occupant, neighbours: Sequence[Occupant] = ()) -> float:
         """Relative to running alone on the whole worker."""
-        if of.signature in ("host", "link"):
+        if of.signature == "host":
             return 1.0
+        if of.signature == "link":
+            return at(self.beside["link", "link"], sum(n.signature == "link" for n in neighbours))
         felt = [n for n in neighbours if n.signature not in ("host", "link")]
         known = self.observed.get(situation(of, felt)) if self.observed else None
         if known is not None:
             return known
         speed = at(self.alone[of.signature], of.share)
-        for signature in {n.signature for n in felt}:
+        for signature in sorted({n.signature for n in felt}):
             count = sum(n.signature == signature for n in felt)
             speed *= at(self.beside[of.signature, signature], count)
         return speed
@@ -142,6 +145,11 @@ def best_shares(
 @lru_cache(maxsize=65536)
 def side_by_side(table: Interference, signatures: tuple[Signature, ...]) -> tuple[float, ...]:
     """Speeds of what shares a worker, divided as well as can be."""
+    order = sorted(range(len(signatures)), key=lambda i: signatures[i])
+    ordered = tuple(signatures[i] for i in order)
+    if ordered != signatures:
+        speeds = dict(zip(order, side_by_side(table, ordered), strict=True))
+        return tuple(speeds[i] for i in range(len(signatures)))
     shares = best_shares(table, signatures, (1.0,) * len(signatures))
     crowd = [Occupant(signature, share) for signature, share in zip(signatures, shares, strict=True)]
     return tuple(table.speed(one, crowd[:i] + crowd[i + 1 :]) for i, one in enumerate(crowd))
@@ -177,7 +185,7 @@ def _splits(count: int) -> tuple[tuple[int, ...], ...]:
 H200 = Interference(
     name="h200",
     source="one NVIDIA H200, torch 2.11, green contexts and MPS, 1.5B and 0.5B models; `bulk` is interpolated "
-    "between a decode of 64 sequences and training",
+    "between a decode of 64 sequences and training; a link is divided evenly, which was not measured",
     alone={
         "tail": (
             (0.0, 0.0),
@@ -202,16 +210,18 @@ H200 = Interference(
         ("compute", "tail"): ((0, 1.0), (1, 0.92), (3, 0.85)),
         ("compute", "bulk"): ((0, 1.0), (1, 0.90), (3, 0.80)),
         ("compute", "compute"): ((0, 1.0), (1, 0.88), (3, 0.80)),
+        ("link", "link"): ((0, 1.0), (1, 1 / 2), (2, 1 / 3), (3, 1 / 4), (5, 1 / 6), (7, 1 / 8)),
     },
 )
 """Checked against the measured pairs in tests/graph/test_interference.py."""
 
 _LINE: Curve = ((0.0, 0.0), (1.0, 1.0))
 _FREE: Curve = ((0, 1.0), (1, 1.0))
+_FELT: tuple[Signature, ...] = ("tail", "bulk", "compute", "link")
 CORES = Interference(
     name="cores",
     source="by construction: a share is a number of cores, and cores do not get in each other's way",
     alone={"tail": _LINE, "bulk": _LINE, "compute": _LINE},
-    beside={(a, b): _FREE for a in ("tail", "bulk", "compute") for b in ("tail", "bulk", "compute")},
+    beside={(a, b): _FREE for a in _FELT for b in _FELT},
 )
 """Shares and nothing else."""

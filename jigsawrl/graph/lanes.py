@@ -14,7 +14,7 @@ from jigsawrl.graph.interference import SIGNATURES, Interference, Occupant, Sign
 from jigsawrl.telemetry.events import Substage
 
 Crowd = tuple[tuple[int, Signature, float], ...]
-"""Lanes that take a part of a worker, with what binds them and their shares."""
+"""Lanes that take a part of a worker or of its links, with what binds them and their shares."""
 INSTANT = 1e-9
 """Seconds below which a sub-stage counts as done."""
 
@@ -187,7 +187,7 @@ class Lanes:
             lane = self.lanes[key]
             if lane.paused:
                 lane.speed = 0.0
-            elif not lane.occupies:
+            elif SIGNATURES[lane.segment.kind] == "host":
                 lane.speed = 1.0
             else:
                 lane.speed = self._pace(lane, seen)
@@ -201,7 +201,7 @@ class Lanes:
                 crowd = seen[ids] = tuple(
                     (other.id, SIGNATURES[other.segment.kind], other.share)
                     for key in ids
-                    if (other := self.lanes[key]).occupies
+                    if not (other := self.lanes[key]).paused and SIGNATURES[other.segment.kind] != "host"
                 )
             slowest = min(slowest, self._speed(lane.id, crowd))
         return slowest

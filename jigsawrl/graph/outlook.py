@@ -25,7 +25,7 @@ from jigsawrl.graph.shape import PipelineShape
 
 T = TypeVar("T")
 
-ENOUGH = 256
+ENOUGH = 128
 """Sequences that an estimate follows; more are taken several at a time."""
 
 
@@ -52,7 +52,9 @@ class Outlook:
     def _engine(self, engines: int, tp: int, level: float) -> Engine:
         count = max(1, round(self.shape.sequences / engines))
         few = min(count, ENOUGH)
-        lengths = self.forecast.lengths(few, level, self.shape.sequences)
+        lengths = self.kept(
+            ("lengths", few, level), lambda: self.forecast.lengths(few, level, self.shape.sequences)
+        )
         batch = Batch.fresh(lengths, self.shape.prompt_tokens, self.shape.turns)
         return self.engine_of(batch, tp, count / few)
 
@@ -88,17 +90,26 @@ class Outlook:
     def _training(self, workers: int, response_tokens: float | None) -> tuple[Segment, ...]:
         shape, costs = self.shape, self.costs
         if response_tokens is None:
-            response_tokens = float(self.forecast.lengths(256).mean()) * shape.sequences
+            mean = self.kept(("mean length",), lambda: float(self.forecast.lengths(ENOUGH).mean()))
+            response_tokens = mean * shape.sequences
         tokens = response_tokens + shape.prompt_tokens * shape.sequences
         mean = tokens / shape.sequences
         logprob = costs.logprob_seconds(tokens, mean, workers) if shape.old_logprobs else 0.0
         reference = costs.ref_seconds(tokens, mean, workers) if shape.reference else 0.0
-        grad = costs.grad_seconds(tokens, mean, workers) * shape.epochs * (2 if shape.critic else 1)
+        grad = costs.grad_seconds(tokens, mean, workers)
+        passes = shape.epochs * (2 if shape.critic else 1)
+        fetched = costs.swapped("logprob", workers) if shape.old_logprobs else 0.0
+        fetched += costs.swapped("ref", workers) if shape.reference else 0.0
+        refetched = passes * costs.swapped("grad", workers)
+        state = costs.swapped("optim", workers)
         segments = (
             Segment("reward", shape.reward_seconds),
-            Segment("logprob", logprob + reference, shape.sequences, tokens),
-            Segment("grad", grad, shape.sequences, tokens),
-            Segment("optim", costs.optim_seconds(workers)),
+            Segment("swap", fetched),
+            Segment("logprob", logprob + reference - fetched, shape.sequences, tokens),
+            Segment("swap", refetched),
+            Segment("grad", passes * grad - refetched, shape.sequences, tokens),
+            Segment("swap", state),
+            Segment("optim", costs.optim_seconds(workers) - state),
             Segment("sync", costs.sync_seconds(workers, shape.tp)),
         )
         return tuple(segment for segment in segments if segment.seconds > 0)

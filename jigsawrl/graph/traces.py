@@ -43,6 +43,7 @@ MOST_SECONDS = 30 * 86400.0
 GPUS = TP = 4
 """Where a workload does not say."""
 MEMORY_SHARE = 0.2
+OFFLOADED = True
 """Likewise."""
 SHORT_WAIT = 1.0
 """Seconds of tools under which sequences take their turns as they come, and the batch waits for nobody."""
@@ -118,6 +119,8 @@ class Trace:
     """What the workload says of its tools in a step, which may be less than the batch waited."""
     memory_share: float = MEMORY_SHARE
     """Part of a device's memory that the engine got, weights included."""
+    offloaded: bool = False
+    """Whether parameters and optimizer state stayed in host memory between uses."""
 
     @property
     def sequences(self) -> int:
@@ -210,6 +213,7 @@ def _trace(folder: Path, path: Path, name: str, entry: Any) -> Trace:
         hardware=hardware if isinstance(hardware, str) else None,
         stated_tool_seconds=sum(tools.values()) / max(1, len(tools)),
         memory_share=_number(entry, "gpu_memory_utilization", where, 1.0) or MEMORY_SHARE,
+        offloaded=bool(entry.get("param_offload", OFFLOADED)),
     )
 
 

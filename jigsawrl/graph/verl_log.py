@@ -36,7 +36,7 @@ _NUMBER = re.compile(
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 _SETTING = re.compile(
     r"(?<![\w])['\"]?(?:[\w.+]*\.)?(path|n|train_batch_size|tensor_model_parallel_size|n_gpus_per_node|nnodes|"
-    r"max_response_length|gpu_memory_utilization)['\"]?\s*[:=]\s*['\"]?([^\s,'\"}\]]+)"
+    r"max_response_length|gpu_memory_utilization|param_offload)['\"]?\s*[:=]\s*['\"]?([^\s,'\"}\]]+)"
 )
 
 
@@ -98,6 +98,7 @@ def read_verl_log(path: Path) -> Trace:
         max_tokens=_largest(settings, "max_response_length", 0) or limit_above(longest),
         steps=tuple(steps),
         memory_share=_share(settings),
+        offloaded="true" in [value.lower() for value in settings.get("param_offload", [])],
     )
 
 

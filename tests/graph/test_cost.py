@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -128,6 +130,16 @@ def test_wider_training_divides_tokens_but_not_what_is_fixed():
     four, eight = costs().logprob_seconds(1e6, 1000, 4), costs().logprob_seconds(1e6, 1000, 8)
     assert eight - 5 == pytest.approx((four - 5) / 2)
     assert costs().optim_seconds(8) == 7.5
+
+
+def test_state_kept_on_hosts_is_fetched_by_every_worker_in_part():
+    offloaded = replace(costs(), offloaded=True)
+    assert costs().swapped("ref", 4) == costs().swapped("optim", 4) == 0
+    assert offloaded.swapped("ref", 4) == 7
+    assert offloaded.swapped("ref", 8) == 3.5
+    assert 14.9 < offloaded.swapped("optim", 4) < 15
+    four, eight = offloaded.logprob_seconds(1e6, 1000, 4), offloaded.logprob_seconds(1e6, 1000, 8)
+    assert eight == pytest.approx(four / 2)
 
 
 def test_one_worker_decodes_as_the_roofline_says():

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jigsawrl.graph.interference import CORES, H200, LEVELS, Occupant, Signature, at, best_shares
+from jigsawrl.graph.interference import (
+    CORES,
+    H200,
+    LEVELS,
+    Occupant,
+    Signature,
+    at,
+    best_shares,
+    side_by_side,
+)
 
 SHARING: list[Signature] = ["compute", "bulk", "tail"]
 
@@ -40,6 +49,13 @@ def test_waiting_for_tools_and_links_takes_nothing_and_loses_nothing() -> None:
     training = Occupant("compute", 1.0)
     assert H200.speed(training, [Occupant("host", 1.0), Occupant("link", 1.0)]) == 1.0
     assert H200.speed(Occupant("host", 1.0), [training]) == 1.0
+
+
+def test_a_link_is_divided_among_those_who_use_it() -> None:
+    link, training = Occupant("link", 1.0), Occupant("compute", 1.0)
+    assert H200.speed(link, [training]) == 1.0
+    assert H200.speed(link, [training, link, link]) == pytest.approx(1 / 3)
+    assert side_by_side(H200, ("link", "tail", "link")) == (0.5, 1.0, 0.5)
 
 
 @given(

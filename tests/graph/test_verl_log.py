@@ -77,12 +77,14 @@ def test_settings_tell_the_model_and_the_sizes(tmp_path):
         f"{RAY}{{'actor_rollout_ref': {{'model': {{'path': '/models/Qwen2.5-7B-Instruct'}},",
         f"{RAY}   'rollout': {{'gpu_memory_utilization': 0.6, 'n': 5,",
         f"{RAY}               'tensor_model_parallel_size': 2, 'val_kwargs': {{'n': 1}}}}}},",
+        f"{RAY}   'actor': {{'fsdp_config': {{'param_offload': True}}}},",
         f"{RAY} 'data': {{'max_response_length': 1024, 'train_batch_size': 64}},",
     ]
     trace = read_verl_log(log(tmp_path, *settings_, f"{RAY}step:3 - {PLAIN}", name="run.log"))
     assert trace.model.name == "qwen2.5-7b"
     assert (trace.samples, trace.tp, trace.sequences) == (5, 2, 320)
     assert trace.memory_share == 0.6
+    assert trace.offloaded
 
 
 def test_a_run_that_was_resumed_counts_each_step_once(tmp_path):
