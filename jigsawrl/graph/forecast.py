@@ -7,7 +7,7 @@ pipelines whose answers grow longer or shorter as they learn.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,8 @@ class Forecast:
 
     history: tuple[Floats, ...]
     max_tokens: int
+    _known: dict[float, Floats] = field(default_factory=dict, compare=False, repr=False)
+    """Quantiles that were asked for before."""
 
     @classmethod
     def from_prior(cls, lengths: Floats, max_tokens: int) -> Forecast:
@@ -45,7 +47,10 @@ class Forecast:
 
     def quantiles(self, level: float = 0.5) -> Floats:
         """Length at each of POINTS; `level` above one half gives a cautious forecast, for planning."""
-        return np.minimum(np.exp(self._centre() + _deviate(level) * self.spread()), self.max_tokens)
+        if level not in self._known:
+            foreseen = self._centre() + _deviate(level) * self.spread()
+            self._known[level] = np.minimum(np.exp(foreseen), self.max_tokens)
+        return self._known[level]
 
     def lengths(self, count: int, level: float = 0.5, of: int | None = None) -> Floats:
         """A batch as it is foreseen, in mixed order: `count` lengths, the longest ones of equal parts of all `of`.

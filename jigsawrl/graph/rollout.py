@@ -28,6 +28,8 @@ RESERVED, LEAST_RESERVED = 0.7, 0.098
 """Share of the planned growth that is kept free: at first, and at least."""
 FALLS_OVER = 600
 """Passes until the one has become the other."""
+STRIDE = 25.0
+"""Passes after which it is asked anew who may enter, while that share still falls."""
 GIVE_WAY = 20
 """Tokens for each remaining sequence that are made free when the cache overflows."""
 
@@ -157,7 +159,7 @@ def _as_they_fit(
         active = len(running)
         passes = running[0][0] - now
         if waiting and reserved > LEAST_RESERVED:
-            passes = min(passes, 10.0)
+            passes = min(passes, STRIDE)
         if active > 1:
             passes = min(passes, max(1.0, (kv_tokens - used) // active))
         seconds += passes * (decode.a + decode.b * active + decode.c * (used + passes * active / 2))

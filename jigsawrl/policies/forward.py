@@ -282,10 +282,11 @@ class Forward:
             course.speed = 1.0
         for crowd in set(self.on_block):
             if len(crowd) > 1:
-                courses = sorted((self.courses[name] for name in crowd), key=lambda c: c.pieces[-1][0])
-                speeds = side_by_side(self.table, tuple(course.pieces[-1][0] for course in courses))
+                courses = [self.courses[name] for name in crowd]
+                speeds = side_by_side(self.table, tuple([course.pieces[-1][0] for course in courses]))
                 for course, speed in zip(courses, speeds, strict=True):
-                    course.speed = min(course.speed, speed)
+                    if speed < course.speed:
+                        course.speed = speed
 
     # Where it leads
 

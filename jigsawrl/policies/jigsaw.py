@@ -33,13 +33,14 @@ from jigsawrl.policies.tails import last_tails
 
 GAIN = 1e-3
 """Part of the predicted time that moving a tail must save to be worth it."""
-TIGHT = 1.1
-"""Time until it is due, over the time it needs alone, under which a pipeline has no time to lose."""
+TIGHT, TIGHT_STEPS = 0.1, 0.5
+"""A pipeline has no time to lose if it has less to spare than this part of what it needs, or of a step of its own:
+a phase on too few workers costs that much."""
 MOVES = 3
 """Ways to gather tails that are tried, tails on most workers first."""
 PATIENCE = 3.0
 """Steps of its own that a phase waits before it goes first."""
-FEW, FEW_PIPELINES = 24, 5
+FEW, FEW_PIPELINES = 24, 4
 """So many phases of so many pipelines are followed to the end of all work; more, through about a step."""
 BEST = 3
 """Orders of which variants are tried."""
@@ -57,7 +58,7 @@ class Jigsaw:
 
     def decide(self, state: State, events: list[Event]) -> list[Action]:
         urgent = most_urgent(state)
-        chosen = self._choose(state, urgent) if any(map(matters, events)) else ()
+        chosen = self._choose(state, urgent) if any(matters(state, event) for event in events) else ()
         starts = [action for action in chosen if isinstance(action, Start)]
         moves = [action for action in chosen if isinstance(action, Migrate)]
         leaving = {lane for move in moves for lane in move.lanes}
@@ -189,12 +190,18 @@ def most_urgent(state: State) -> Pipeline | None:
 def tight(state: State, pipeline: Pipeline) -> bool:
     """Whether it must have its workers to itself to be done when it is due."""
     due = pipeline.due
-    return due < float("inf") and due - state.now < TIGHT * state.left_alone(pipeline)
+    if due == float("inf"):
+        return False
+    left, step = state.left_alone(pipeline), pipeline.outlook.solo_seconds(len(pipeline.home))
+    return due - state.now - left < max(TIGHT * left, TIGHT_STEPS * step)
 
 
-def matters(event: Event) -> bool:
-    """Whether it may change what is best to do: work came or went, workers came free, a tail began."""
-    return not isinstance(event, Ended) or event.kind in ("decode", "tail", "sync")
+def matters(state: State, event: Event) -> bool:
+    """Whether it may change what is best to do: work came or went, workers came free, a rollout is all tail."""
+    if not isinstance(event, Ended) or event.lane not in state.lanes.lanes:
+        return True
+    pipeline = state.pipelines[event.pipeline]
+    return event.kind == "decode" and len(last_tails(state, pipeline)) == len(pipeline.lanes)
 
 
 def moved_segments(state: State, move: Migrate) -> tuple[Segment, ...]:

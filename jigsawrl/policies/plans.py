@@ -14,7 +14,7 @@ from jigsawrl.graph.interference import company, mix_freely
 from jigsawrl.policies.starts import needs, places_on
 from jigsawrl.policies.state import Migrate, Pipeline, Start, State
 
-TRIED = 3
+TRIED = 2
 """Waiting phases about which something is changed, those with the longest remaining work."""
 
 Option = Literal["free", "beside"] | float

@@ -70,6 +70,7 @@ class OnDemand(Mapping[int, Survivors]):
 
     def __init__(self, lanes: dict[int, Lane], runs: dict[int, Run]) -> None:
         self._lanes, self._runs = lanes, runs
+        self._counted: dict[int, Survivors] = {}
 
     def __contains__(self, lane_id: object) -> bool:
         if not isinstance(lane_id, int) or lane_id not in self._runs:
@@ -79,11 +80,13 @@ class OnDemand(Mapping[int, Survivors]):
     def __getitem__(self, lane_id: int) -> Survivors:
         if lane_id not in self:
             raise KeyError(lane_id)
-        lane, engine = self._lanes[lane_id], self._runs[lane_id].engine
-        assert engine is not None
-        batch = engine.survivors(lane.index, lane.left)
-        context = float(batch.context.mean()) if len(batch.context) else 0.0
-        return Survivors(len(batch.remaining), context)
+        if lane_id not in self._counted:
+            lane, engine = self._lanes[lane_id], self._runs[lane_id].engine
+            assert engine is not None
+            batch = engine.survivors(lane.index, lane.left)
+            context = float(batch.context.mean()) if len(batch.context) else 0.0
+            self._counted[lane_id] = Survivors(len(batch.remaining), context)
+        return self._counted[lane_id]
 
     def __iter__(self) -> Iterator[int]:
         return (key for key in self._runs if key in self)
@@ -404,11 +407,13 @@ class Simulation:
 
     def _check(self) -> None:
         """What must hold after every event, whatever the policy did."""
+        on_worker, room = self.lanes.on_worker, self.hardware.device_bytes * (1 + 1e-9)
         for worker, held in enumerate(self.held):
-            if held > self.hardware.device_bytes * (1 + 1e-9):
+            if held > room:
                 raise InvalidAction(f"{self.policy.name} overfills worker {worker}: {held / 1e9:.1f} GB")
+            if on_worker[worker] and not self.alive[worker]:
+                raise InvalidAction(f"{self.policy.name} uses worker {worker}, which is dead")
+        for worker in {lanes: on_worker.index(lanes) for lanes in on_worker}.values():
             share = sum(lane.share for lane in self.lanes.occupants(worker))
             if share > 1 + 1e-9:
                 raise InvalidAction(f"{self.policy.name} hands out {share:.2f} of worker {worker}")
-            if not self.alive[worker] and self.lanes.on_worker[worker]:
-                raise InvalidAction(f"{self.policy.name} uses worker {worker}, which is dead")

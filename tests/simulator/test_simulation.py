@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from graph.planning import WORKER, job
 from hypothesis import given, settings
@@ -81,6 +86,25 @@ def test_the_same_seed_gives_the_same_log(policy: str) -> None:
     first, second = (simulate(policy, todo, noise=0.2, seed=5) for _ in range(2))
     assert first.log == second.log
     assert simulate(policy, todo, noise=0.2, seed=6).log != first.log
+
+
+def test_the_log_does_not_depend_on_how_strings_are_hashed() -> None:
+    code = (
+        "from simulator.test_simulation import *\n"
+        "todo = [job(n, seed=i, median=300 + 90 * i, steps=3) for i, n in enumerate('abcd')]\n"
+        "print(simulate('jigsaw', todo).log)"
+    )
+    logs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
+            capture_output=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(logs) == 1
 
 
 @pytest.mark.parametrize("policy", EVERY)
