@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
-import time
 from typing import Any
 
 from common import arguments, claim, clean_stdout, figure, report, say
@@ -143,21 +142,23 @@ def run_all(jobs: list[Job], gpus: int, policies: dict[str, Policy]) -> dict[str
     alone = {job.shape.name: solo(job, gpus) for job in jobs}
     rows = {}
     for name, policy in policies.items():
-        started = time.perf_counter()
         outcome = Simulation(policy, jobs, hardware_named("h100"), gpus, H200).run()
-        took = time.perf_counter() - started
         seen = measure(read_spans(outcome.log), gpus, start=0.0, end=outcome.seconds)
         slowdowns = [outcome.finished[p] / alone[p] for p in alone]
         rows[name] = {
-            "seconds": outcome.seconds,
-            "tokens_per_second": sum(outcome.tokens.values()) / outcome.seconds,
-            "slowdown": statistics.mean(slowdowns),
-            "slowdown_max": max(slowdowns),
-            "mfu": flops(jobs) / (outcome.seconds * gpus * hardware_named("h100").flops),
-            "bubbles": {cause: lost / seen.worker_seconds for cause, lost in seen.bubbles.items()},
-            "simulated_in": took,
+            "seconds": short(outcome.seconds),
+            "tokens_per_second": short(sum(outcome.tokens.values()) / outcome.seconds),
+            "slowdown": short(statistics.mean(slowdowns)),
+            "slowdown_max": short(max(slowdowns)),
+            "mfu": short(flops(jobs) / (outcome.seconds * gpus * hardware_named("h100").flops)),
+            "bubbles": {cause: round(lost / seen.worker_seconds, 3) for cause, lost in seen.bubbles.items()},
         }
     return rows
+
+
+def short(value: float) -> float:
+    """Five digits are enough for a record."""
+    return float(f"{value:.5g}")
 
 
 def flops(jobs: list[Job]) -> float:

@@ -56,6 +56,7 @@ from jigsawrl.model.transformer import Transformer
 from jigsawrl.pipeline.journal import Journal
 from jigsawrl.pipeline.loop import Pipeline
 from jigsawrl.pipeline.losses import aggregation_weights
+from jigsawrl.pipeline.rollout import rollout_of
 from jigsawrl.pipeline.trajectory import make_batch
 from jigsawrl.pipeline.workers import start_workers
 from jigsawrl.telemetry.progress import Progress
@@ -260,7 +261,11 @@ class Ours:
     def __init__(self, config: RunConfig, base: Path, out: Path) -> None:
         out.mkdir()
         self.workers = start_workers(config, base, "cpu")
-        self.pipeline = Pipeline(config, self.workers, list(range(config.rollout.prompts_per_step)))
+        tokenizer = load_tokenizer(base, trust_remote_code=False)
+        longest = self.workers.first("longest_sequence")
+        self.rollouts = rollout_of(config, tokenizer, self.workers.engine, longest)
+        prompts = list(range(config.rollout.prompts_per_step))
+        self.pipeline = Pipeline(config, self.workers, self.rollouts, prompts)
         self.journal = Journal(config, out, 0, False, Progress(json=True))
 
     @property
@@ -280,6 +285,7 @@ class Ours:
 
     def close(self) -> None:
         self.journal.close("finished")
+        self.rollouts.close()
         self.workers.close()
 
 

@@ -4,7 +4,12 @@ from pathlib import Path
 
 import jigsawrl
 
-MORE = {"rollout": {"prompts_per_step": 48, "max_tokens": 4}, "trainer": {"lr": 5e-4}}
+MORE = {
+    "threads": 1,
+    "rollout": {"prompts_per_step": 48, "samples": 16, "max_tokens": 4, "temperature": 2.5},
+    "trainer": {"lr": 1e-3},
+}
+"""A model that has made up its mind must be made to try other answers: hence the temperature."""
 
 
 def reward(completions, answer, **columns):

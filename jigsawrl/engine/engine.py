@@ -76,6 +76,9 @@ class Engine:
             self.on_pass(Pass(started, now(), tokens - decoding, decoding))
         return [sequence.output() for sequence in finished]
 
+    def nudge(self) -> None:
+        """A step never waits for anything."""
+
     def _advance(self, batch: list[Scheduled]) -> None:
         for item in batch:
             sequence, before = item.sequence, item.sequence.computed

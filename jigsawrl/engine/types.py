@@ -114,6 +114,9 @@ class RolloutBackend(Protocol):
     def step(self) -> list[SampleOutput]:
         """Moves every running sample on a little; returns the ones that ended."""
 
+    def nudge(self) -> None:
+        """From any thread: the caller of `step` has something else to see to, so it should not wait long."""
+
     def abort(self, request_ids: Sequence[str] | None = None) -> list[SampleOutput]:
         """Ends these requests (None: all) and returns what they have so far."""
 

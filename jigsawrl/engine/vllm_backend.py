@@ -90,6 +90,9 @@ class VllmEngine:
     def has_unfinished(self) -> bool:
         return bool(self.running or self.held)
 
+    def nudge(self) -> None:
+        """A step never waits for anything."""
+
     def step(self) -> list[SampleOutput]:
         """One of vLLM's steps."""
         if self.asleep:

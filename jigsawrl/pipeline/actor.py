@@ -7,23 +7,19 @@ them where there are several. Its methods are the sub-stages of a step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from jigsawrl.engine.types import Pass, RolloutBackend, SamplingParams
+from jigsawrl.engine.types import Pass, RolloutBackend
 from jigsawrl.errors import JigsawError
 from jigsawrl.model.folder import export_adapter, export_model, load_adapter, load_model
 from jigsawrl.model.lora import add_lora, without_lora
-from jigsawrl.model.tokenizer import Tokenizer, load_tokenizer
+from jigsawrl.model.tokenizer import load_tokenizer
 from jigsawrl.model.transformer import Transformer
 from jigsawrl.pipeline.losses import LossInputs, LossSettings, policy_loss, value_loss
-from jigsawrl.pipeline.rollout import Rollout, RolloutSettings
-from jigsawrl.pipeline.tasks import load_task
-from jigsawrl.pipeline.trajectory import Trajectory
 from jigsawrl.telemetry.events import PassRecorder, PassSpan, Substage
 from jigsawrl.trainer.batch import Batch
 from jigsawrl.trainer.critic import Critic
@@ -36,12 +32,6 @@ if TYPE_CHECKING:
 
 TAIL_FRACTION = 1 / 8
 """Below this part of a rollout's largest batch the few sequences left are its tail."""
-
-
-@dataclass(slots=True)
-class RolloutResult:
-    trajectories: list[Trajectory]
-    spans: list[PassSpan]
 
 
 class Actor:
@@ -64,8 +54,7 @@ class Actor:
         self.spans: list[PassSpan] = []
         self.recorder = PassRecorder(self.spans.append)
         self.most_decoding = 0
-        self.rollouts = self._rollouts()
-        self.rollouts.check()
+        self.engine, self.room = self._engine()
 
     # What is set up once
 
@@ -97,28 +86,10 @@ class Actor:
         budget = self.config.trainer.micro_batch_tokens
         return critic, Trainer(critic.transformer, settings, budget, critic)
 
-    def _rollouts(self) -> Rollout:
-        config, rollout = self.config, self.config.rollout
-        tokenizer = load_tokenizer(self.base, config.model.trust_remote_code)
-        engine, room = self._engine(tokenizer)
-        params = SamplingParams(
-            max_tokens=rollout.max_tokens,
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            min_p=rollout.min_p,
-            stop=tuple(rollout.stop),
-            stop_token_ids=tuple(rollout.stop_token_ids),
-        )
-        settings = RolloutSettings(
-            config.seed, config.name, rollout.samples, params, rollout.max_prompt_tokens, room
-        )
-        task = load_task(config.task, config.seed)
-        return Rollout(engine, tokenizer, task, settings, on_wait=self._waited)
-
-    def _engine(self, tokenizer: Tokenizer) -> tuple[RolloutBackend, int]:
+    def _engine(self) -> tuple[RolloutBackend, int]:
         """The rollout backend, and the longest sequence it takes."""
         rollout, spec = self.config.rollout, self.model.spec
+        tokenizer = load_tokenizer(self.base, self.config.model.trust_remote_code)
         if rollout.backend == "vllm":
             from jigsawrl.engine.vllm_backend import VllmEngine
 
@@ -142,22 +113,15 @@ class Actor:
 
     # Rollout
 
-    def rollout(self, prompts: list[int], step: int) -> RolloutResult:
-        self.most_decoding = 0
-        trajectories = self.rollouts.run(prompts, step) if prompts else []
+    def longest_sequence(self) -> int:
+        return self.room
+
+    def end_rollout(self) -> list[PassSpan]:
+        """The engine's passes since the last rollout ended."""
         self.recorder.flush()
         spans, self.spans[:] = list(self.spans), []
-        return RolloutResult(trajectories, spans)
-
-    def prompt_lengths(self) -> list[int]:
-        """Tokens of every prompt of the task; none for an environment, whose prompts come with `reset`."""
-        rollouts = self.rollouts
-        if rollouts.environments is not None:
-            return []
-        return [len(rollouts.dialogue.prompt_tokens(rollouts.task[i])) for i in range(len(rollouts.task))]
-
-    def task_size(self) -> int:
-        return len(self.rollouts.task)
+        self.most_decoding = 0
+        return spans
 
     def _passed(self, passed: Pass) -> None:
         kind: Substage = "prefill"
@@ -167,10 +131,6 @@ class Actor:
             kind = "tail" if few and passed.prefill_tokens == 0 else "decode"
         tokens = passed.prefill_tokens + passed.decode_tokens
         self.recorder.add(kind, passed.started, passed.ended, tokens=tokens, sequences=passed.decode_tokens)
-
-    def _waited(self, kind: str, started: float, ended: float) -> None:
-        substage: Substage = "tool" if kind == "tool" else "reward"
-        self.recorder.add(substage, started, ended, tokens=0, sequences=0)
 
     # Log-probs and values of a batch
 
@@ -263,7 +223,7 @@ class Actor:
 
     def sync_weights(self, version: int) -> None:
         """The engine samples from the trained weights; its own engine shares them, so nothing is copied."""
-        self.rollouts.engine.update_weights(None, weight_version=version)
+        self.engine.update_weights(None, weight_version=version)
 
     # State
 
@@ -285,8 +245,7 @@ class Actor:
             export_adapter(self.model, self.base, *self.lora, out / "adapter")
 
     def close(self) -> None:
-        self.rollouts.close()
-        self.rollouts.engine.close()
+        self.engine.close()
 
 
 def compute_dtype(config: RunConfig, device: torch.device) -> torch.dtype:

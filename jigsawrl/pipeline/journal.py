@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from jigsawrl.pipeline.actor import RolloutResult
-from jigsawrl.telemetry.events import EventLog, Substage, now
+from jigsawrl.telemetry.events import EventLog, PassSpan, Substage, now
 from jigsawrl.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ class Journal:
 
     def __init__(self, config: RunConfig, out: Path, done: int, resumed: bool, progress: Progress) -> None:
         self.pipeline = config.name
+        self.workers = config.workers
         self.progress = progress
         telemetry = config.telemetry
         self.metrics = Metrics(
@@ -60,11 +60,10 @@ class Journal:
         with self.events.span(substage, pipeline=self.pipeline, step=self.step):
             yield
 
-    def rollout(self, results: list[RolloutResult]) -> None:
-        """The engine's passes, and the seconds of waiting for rewards among them."""
-        waited = 0.0
-        for worker, result in enumerate(results):
-            for span in result.spans:
+    def passes(self, spans: list[list[PassSpan]]) -> None:
+        """The passes of each worker's engine."""
+        for worker, passed in enumerate(spans):
+            for span in passed:
                 self.events.record(
                     span.substage,
                     pipeline=self.pipeline,
@@ -76,9 +75,16 @@ class Journal:
                     sequences=span.sequences,
                     passes=span.passes,
                 )
-            waited = max(waited, sum(s.t1 - s.t0 for s in result.spans if s.substage == "reward"))
-        self.timings["timing_s/reward"] = self.timings.get("timing_s/reward", 0.0) + waited
-        self.timings["timing_s/gen"] = self.timings.get("timing_s/gen", 0.0) - waited
+
+    def waited(self, substage: Literal["tool", "reward"], t0: float, t1: float) -> None:
+        """No engine had anything to do but wait. Rewards count as a stage of their own."""
+        for worker in range(self.workers):
+            self.events.record(
+                substage, pipeline=self.pipeline, step=self.step, worker=worker, t0=t0, t1=t1, tokens=0
+            )
+        if substage == "reward":
+            self.timings["timing_s/reward"] = self.timings.get("timing_s/reward", 0.0) + t1 - t0
+            self.timings["timing_s/gen"] = self.timings.get("timing_s/gen", 0.0) - (t1 - t0)
 
     def end(self, values: dict[str, float]) -> None:
         self.timings["timing_s/step"] = now() - self.started

@@ -14,7 +14,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from jigsawrl import durable
 from jigsawrl.errors import JigsawError
 from jigsawrl.model.cpu import make_bfloat16_safe
 from jigsawrl.model.spec import read_spec
+from jigsawrl.model.tokenizer import load_tokenizer
 from jigsawrl.pipeline.actor import choose_device
 from jigsawrl.pipeline.advantages import (
     AdvantageInputs,
@@ -35,6 +36,7 @@ from jigsawrl.pipeline.advantages import (
 from jigsawrl.pipeline.journal import Journal
 from jigsawrl.pipeline.losses import aggregation_weights, kl_estimate, mean_metrics
 from jigsawrl.pipeline.prompts import PromptSource
+from jigsawrl.pipeline.rollout import Rollout, rollout_of
 from jigsawrl.pipeline.trajectory import Trajectory, make_batch
 from jigsawrl.pipeline.warmup import prepare_base
 from jigsawrl.pipeline.workers import Workers, set_up_torch, start_workers
@@ -68,10 +70,16 @@ def run(config: RunConfig, out: Path, resume: bool, progress: Progress) -> Resul
         make_bfloat16_safe()
     set_up_torch(config, device)
     base = prepare_base(config, out, progress.message)
-    with closing(start_workers(config, base, device)) as workers:
+    with ExitStack() as stack:
+        workers = stack.enter_context(closing(start_workers(config, base, device)))
         store = CheckpointStore(out / "checkpoints", config.checkpoint.keep, fingerprint(config, base))
         checkpoint = store.load_latest(progress.message) if resume else None
-        pipeline = Pipeline(config, workers, usable_prompts(config, workers, progress))
+        tokenizer = load_tokenizer(base, config.model.trust_remote_code)
+        rollouts = stack.enter_context(
+            closing(rollout_of(config, tokenizer, workers.engine, workers.first("longest_sequence")))
+        )
+        rollouts.check()
+        pipeline = Pipeline(config, workers, rollouts, usable_prompts(config, rollouts, progress))
         if checkpoint is not None:
             workers.all("load_state", checkpoint.tensors)
             pipeline.restore(checkpoint.step, checkpoint.state)
@@ -102,10 +110,11 @@ def run(config: RunConfig, out: Path, resume: bool, progress: Progress) -> Resul
 class Pipeline:
     """The loop's body and the little state it has: steps done, and the cursor of the prompts."""
 
-    def __init__(self, config: RunConfig, workers: Workers, prompts: list[int]) -> None:
+    def __init__(self, config: RunConfig, workers: Workers, rollouts: Rollout, prompts: list[int]) -> None:
         self.config = config
         self.algorithm = config.algorithm
         self.workers = workers
+        self.rollouts = rollouts
         self.source = PromptSource(prompts, config.seed)
         self.done = 0
         self.workers.all("sync_weights", 0)
@@ -142,9 +151,9 @@ class Pipeline:
         while True:
             seen = {t.prompt for t in everything}
             missing = wanted - len({t.prompt for t in kept})
-            results = self.workers.rollout(self.source.take(missing, exclude=seen), self.done)
-            journal.rollout(results)
-            fresh = [t for result in results for t in result.trajectories]
+            self.rollouts.on_wait = journal.waited
+            fresh = self.rollouts.run(self.source.take(missing, exclude=seen), self.done)
+            journal.passes(self.workers.every("end_rollout"))
             everything += fresh
             rounds += 1
             if sampling is None:
@@ -263,10 +272,10 @@ def groups_of(trajectories: list[Trajectory]) -> torch.Tensor:
     return torch.tensor([t.prompt for t in trajectories])
 
 
-def usable_prompts(config: RunConfig, workers: Workers, progress: Progress) -> list[int]:
+def usable_prompts(config: RunConfig, rollouts: Rollout, progress: Progress) -> list[int]:
     """Prompts that are short enough; too few of them for a step is an error."""
-    lengths = workers.first("prompt_lengths")
-    size = workers.first("task_size")
+    lengths = rollouts.prompt_lengths()
+    size = len(rollouts.task)
     limit = config.rollout.max_prompt_tokens
     usable = [i for i in range(size) if not lengths or lengths[i] <= limit]
     if len(usable) < size:

@@ -13,7 +13,7 @@ import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jigsawrl.engine.types import Request, RolloutBackend, SampleKey, SampleOutput, SamplingParams
 from jigsawrl.errors import JigsawError
@@ -22,14 +22,16 @@ from jigsawrl.pipeline.environments.pool import Environments, StepResult
 from jigsawrl.pipeline.prompts import keyed
 from jigsawrl.pipeline.rewards import Rewards, Score
 from jigsawrl.pipeline.sandbox import Failure
+from jigsawrl.pipeline.tasks import load_task
 from jigsawrl.pipeline.tasks.base import EnvironmentSpec, Task
 from jigsawrl.pipeline.trajectory import Trajectory
 from jigsawrl.telemetry.events import now
 
 if TYPE_CHECKING:
+    from jigsawrl.config import RunConfig
     from jigsawrl.model.tokenizer import Tokenizer
 
-OnWait = Callable[[str, float, float], None]
+OnWait = Callable[[Literal["tool", "reward"], float, float], None]
 """Told (sub-stage, start, end) whenever the engine had nothing to do but wait for a tool or a reward."""
 
 
@@ -41,6 +43,24 @@ class RolloutSettings:
     params: SamplingParams
     max_prompt_tokens: int
     max_positions: int
+
+
+def rollout_of(config: RunConfig, tokenizer: Tokenizer, engine: RolloutBackend, longest: int) -> Rollout:
+    """A pipeline's rollouts, on an engine that takes sequences up to the longest."""
+    rollout = config.rollout
+    params = SamplingParams(
+        max_tokens=rollout.max_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        stop=tuple(rollout.stop),
+        stop_token_ids=tuple(rollout.stop_token_ids),
+    )
+    settings = RolloutSettings(
+        config.seed, config.name, rollout.samples, params, rollout.max_prompt_tokens, longest
+    )
+    return Rollout(engine, tokenizer, load_task(config.task, config.seed), settings)
 
 
 class Rollout:
@@ -113,6 +133,12 @@ class Rollout:
         self.on_wait("reward", waiting, now())
         return [trajectory for index in prompts for trajectory in groups[index]]
 
+    def prompt_lengths(self) -> list[int]:
+        """Tokens of every prompt of the task; none for an environment, whose prompts come with `reset`."""
+        if self.environments is not None:
+            return []
+        return [len(self.dialogue.prompt_tokens(self.task[i])) for i in range(len(self.task))]
+
     def text(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
@@ -158,7 +184,11 @@ class _Episodes:
         return [self.episodes[key] for key in keys]
 
     def _await(self, key: SampleKey, future: Future[Any]) -> None:
-        future.add_done_callback(lambda done: self.arrived.put((key, done)))
+        def arrive(done: Future[Any]) -> None:
+            self.arrived.put((key, done))
+            self.rollout.engine.nudge()
+
+        future.add_done_callback(arrive)
 
     def _take_arrived(self, block: bool) -> None:
         """Handles what environments have answered; with `block`, waits for the first answer.

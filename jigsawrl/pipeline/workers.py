@@ -11,29 +11,24 @@ how many there are.
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
-import traceback
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Sequence
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from jigsawrl.engine.types import RolloutBackend
 from jigsawrl.errors import JigsawError
-from jigsawrl.pipeline.actor import Actor, RolloutResult
-from jigsawrl.processes import die_with_parent
+from jigsawrl.pipeline.actor import Actor
+from jigsawrl.pipeline.actor_process import ProcessHandle, actor_main
+from jigsawrl.pipeline.engines import Engines
 from jigsawrl.trainer.batch import Batch, balanced_shares, flat_indices
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
-
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
 class Handle(Protocol):
@@ -47,8 +42,11 @@ class Handle(Protocol):
 
 
 class Workers:
-    def __init__(self, handles: list[Handle]) -> None:
+    """`engine` is that of all of them."""
+
+    def __init__(self, handles: Sequence[Handle], engine: RolloutBackend) -> None:
         self.handles = handles
+        self.engine = engine
 
     def each(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
         """Calls a method on every worker at once, each with its own arguments."""
@@ -56,19 +54,17 @@ class Workers:
             handle.start(method, *args)
         return [handle.result() for handle in self.handles]
 
+    def every(self, method: str, *args: Any) -> list[Any]:
+        """The same call on every worker; what each one returns."""
+        return self.each(method, [args] * len(self.handles))
+
     def all(self, method: str, *args: Any) -> Any:
         """The same call on every worker; what the first one returns."""
-        return self.each(method, [args] * len(self.handles))[0]
+        return self.every(method, *args)[0]
 
     def first(self, method: str, *args: Any) -> Any:
         self.handles[0].start(method, *args)
         return self.handles[0].result()
-
-    def rollout(self, prompts: list[int], step: int) -> list[RolloutResult]:
-        """One result a worker."""
-        shares = [prompts[i :: len(self.handles)] for i in range(len(self.handles))]
-        results: list[RolloutResult] = self.each("rollout", [(share, step) for share in shares])
-        return results
 
     def evaluate(self, method: str, batch: Batch) -> Tensor:
         """A flat value [T] of the whole batch."""
@@ -94,27 +90,38 @@ class Workers:
     def close(self) -> None:
         for handle in self.handles:
             handle.close()
+        self.engine.close()
 
 
 def start_workers(config: RunConfig, base: Path, device: str) -> Workers:
     if config.workers == 1:
-        return Workers([LocalHandle(Actor(config, base, device))])
+        actor = Actor(config, base, device)
+        return Workers([LocalHandle(actor)], actor.engine)
     if device == "cuda" and torch.cuda.device_count() < config.workers:
         raise JigsawError(
             f"workers: {config.workers} are asked for, but torch sees {torch.cuda.device_count()} GPUs"
         )
-    meeting = tempfile.mkdtemp(prefix="jigsawrl-")
-    handles: list[Handle] = []
-    workers = Workers(handles)
+    meeting = f"file://{tempfile.mkdtemp(prefix='jigsawrl-')}/store"
+    handles = [start_actor(config, base, device, rank, meeting) for rank in range(config.workers)]
+    workers = Workers(handles, Engines(handles))
     try:
-        for rank in range(config.workers):
-            place = f"cuda:{rank}" if device == "cuda" else device
-            handles.append(ProcessHandle(config, base, place, rank, f"file://{meeting}/store"))
         workers.all("ready")
     except BaseException:
         workers.close()
         raise
     return workers
+
+
+def start_actor(config: RunConfig, base: Path, device: str, rank: int, meeting: str) -> ProcessHandle:
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    place = f"cuda:{rank}" if device == "cuda" else device
+    process = context.Process(
+        target=actor_main, args=(theirs, config, base, place, rank, config.workers, meeting), daemon=True
+    )
+    process.start()
+    theirs.close()
+    return ProcessHandle(ours, process, rank)
 
 
 def set_up_torch(config: RunConfig, device: str) -> None:
@@ -141,98 +148,4 @@ class LocalHandle:
         return answer
 
     def close(self) -> None:
-        self.actor.close()
-
-
-class ProcessHandle:
-    """An actor in a process of its own. One call at a time; a death is noticed, never waited for."""
-
-    def __init__(self, config: RunConfig, base: Path, device: str, rank: int, meeting: str) -> None:
-        context = get_context("spawn")
-        self.rank = rank
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(
-            target=worker_main, args=(theirs, config, base, device, rank, meeting), daemon=True
-        )
-        self.process.start()
-        theirs.close()
-
-    def start(self, method: str, *args: Any) -> None:
-        try:
-            self.pipe.send((method, args))
-        except BrokenPipeError:
-            self._died()
-
-    def result(self) -> Any:
-        try:
-            kind, value = self.pipe.recv()
-        except (EOFError, ConnectionResetError):
-            self._died()
-        if kind == "answer":
-            return value
-        if kind == "refused":
-            raise JigsawError(value)
-        raise RuntimeError(f"worker {self.rank} failed:\n{value}")
-
-    def _died(self) -> None:
-        self.process.join(timeout=10)
-        code = self.process.exitcode
-        how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
-        raise JigsawError(f"worker {self.rank} died ({how}); go on from the last checkpoint with --resume")
-
-    def close(self) -> None:
-        self.pipe.close()
-        self.process.join(timeout=5)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-
-
-def worker_main(
-    pipe: Connection, config: RunConfig, base: Path, device: str, rank: int, meeting: str
-) -> None:
-    """A worker process: builds its actor, then does as it is told until the pipe closes."""
-    die_with_parent()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)  # the loop decides when to stop
-    set_up_torch(config, device)
-    if device.startswith("cuda"):
-        torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if device.startswith("cuda") else "gloo",
-        init_method=meeting,
-        rank=rank,
-        world_size=config.workers,
-        timeout=COLLECTIVE_TIMEOUT,
-    )
-    actor: Actor | None = None
-
-    def perform(method: str, args: tuple[Any, ...]) -> Any:
-        nonlocal actor
-        if method == "ready":
-            actor = Actor(config, base, device, rank)
-            return None
-        return getattr(actor, method)(*args)
-
-    serve(pipe, perform)
-    if actor is not None:
-        actor.close()
-    dist.destroy_process_group()
-
-
-def serve(pipe: Connection, perform: Callable[[str, tuple[Any, ...]], Any]) -> None:
-    while True:
-        try:
-            method, args = pipe.recv()
-        except (EOFError, ConnectionResetError):
-            return
-        try:
-            answer = ("answer", perform(method, args))
-        except JigsawError as error:
-            answer = ("refused", str(error))
-        except Exception:
-            answer = ("failed", traceback.format_exc())
-        try:
-            pipe.send(answer)
-        except (BrokenPipeError, ConnectionResetError):
-            return
+        """The engine is closed with the others."""

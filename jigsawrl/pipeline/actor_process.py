@@ -1,0 +1,187 @@
+"""An actor in a process of its own: calls are answered, requests are generated, outputs come when they are ready."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from jigsawrl.engine.types import Request, SampleOutput
+from jigsawrl.errors import JigsawError
+from jigsawrl.pipeline.actor import Actor
+from jigsawrl.processes import die_with_parent
+
+if TYPE_CHECKING:
+    from jigsawrl.config import RunConfig
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+class ActorDied(JigsawError):
+    """The process is gone; what it was at is lost."""
+
+
+class ProcessHandle:
+    """The other end of an actor's pipe. A death is noticed, never waited for."""
+
+    def __init__(self, pipe: Connection, process: BaseProcess | None, rank: int) -> None:
+        self.pipe = pipe
+        self.process = process
+        """None where somebody else looks after it."""
+        self.rank = rank
+        self.early: list[SampleOutput] = []
+        """Outputs that came while an answer was waited for."""
+
+    def start(self, method: str, *args: Any) -> None:
+        self._send(("call", method, args))
+
+    def result(self) -> Any:
+        while True:
+            kind, value = self._receive()
+            if kind == "answer":
+                return value
+            self.early += value
+
+    def call(self, method: str, *args: Any) -> Any:
+        self.start(method, *args)
+        return self.result()
+
+    def request(self, request: Request) -> None:
+        self._send(("request", request, ()))
+
+    def outputs(self) -> list[SampleOutput]:
+        """Samples that have ended; waits for the first."""
+        kind, value = self._receive()
+        assert kind == "outputs", kind
+        return [*self.take_early(), *value]
+
+    def take_early(self) -> list[SampleOutput]:
+        early, self.early = self.early, []
+        return early
+
+    def _send(self, message: tuple[str, Any, Any]) -> None:
+        try:
+            self.pipe.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            self._died()
+
+    def _receive(self) -> tuple[str, Any]:
+        try:
+            kind, value = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self._died()
+        if kind == "refused":
+            raise JigsawError(value)
+        if kind == "failed":
+            raise RuntimeError(f"worker {self.rank} failed:\n{value}")
+        return kind, value
+
+    def _died(self) -> None:
+        how = "it is gone"
+        if self.process is not None:
+            self.process.join(timeout=10)
+            code = self.process.exitcode
+            how = (
+                f"signal {signal.Signals(-code).name}"
+                if code is not None and code < 0
+                else f"exit code {code}"
+            )
+        raise ActorDied(f"worker {self.rank} died ({how}); go on from the last checkpoint with --resume")
+
+    def close(self) -> None:
+        self.pipe.close()
+        if self.process is None:
+            return
+        self.process.join(timeout=5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+def actor_main(
+    pipe: Connection, config: RunConfig, base: Path, device: str, rank: int, world: int, meeting: str
+) -> None:
+    """The process: builds its actor when told so, then does as it is told until the pipe closes."""
+    from jigsawrl.pipeline.workers import set_up_torch
+
+    die_with_parent()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)  # the loop decides when to stop
+    set_up_torch(config, device)
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+    actor: Actor | None = None
+
+    def perform(method: str, args: tuple[Any, ...]) -> Any:
+        nonlocal actor
+        if method == "ready":
+            if world > 1:
+                join_the_others(device, rank, world, meeting)
+            actor = Actor(config, base, device, rank)
+            return None
+        if method in ("abort", "sleep", "wake_up"):
+            return getattr(actor.engine, method)(*args)  # type: ignore[union-attr]
+        if method == "set_threads":
+            return torch.set_num_threads(*args)
+        return getattr(actor, method)(*args)
+
+    serve(pipe, perform, lambda: actor)
+    if actor is not None:
+        actor.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def join_the_others(device: str, rank: int, world: int, meeting: str) -> None:
+    dist.init_process_group(
+        "nccl" if device.startswith("cuda") else "gloo",
+        init_method=meeting,
+        rank=rank,
+        world_size=world,
+        timeout=COLLECTIVE_TIMEOUT,
+    )
+
+
+def serve(
+    pipe: Connection, perform: Callable[[str, tuple[Any, ...]], Any], who: Callable[[], Actor | None]
+) -> None:
+    """Messages first; while there are none, the engine generates."""
+    while True:
+        actor = who()
+        busy = actor is not None and actor.engine.has_unfinished()
+        try:
+            while not busy or pipe.poll(0):
+                kind, what, args = pipe.recv()
+                if kind == "call":
+                    pipe.send(answer_to(perform, what, args))
+                    break
+                assert actor is not None
+                actor.engine.add_request(what)
+                busy = True
+            else:
+                assert actor is not None
+                if outputs := actor.engine.step():
+                    pipe.send(("outputs", outputs))
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            return
+        except Exception:
+            pipe.send(("failed", traceback.format_exc()))
+
+
+def answer_to(
+    perform: Callable[[str, tuple[Any, ...]], Any], method: str, args: tuple[Any, ...]
+) -> tuple[str, Any]:
+    try:
+        return "answer", perform(method, args)
+    except JigsawError as error:
+        return "refused", str(error)
+    except Exception:
+        return "failed", traceback.format_exc()
