@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from jigsawrl.telemetry.events import EventLog, PassSpan, Substage, now
+from jigsawrl.telemetry.events import EventSink, PassSpan, Substage, now
 from jigsawrl.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
-    from jigsawrl.telemetry.progress import Progress
+    from jigsawrl.telemetry.progress import Shown
 
 MAX_WARNINGS = 5
 
@@ -20,7 +20,9 @@ MAX_WARNINGS = 5
 class Journal:
     """Collects `timing_s/...` of the stages of a step and passes everything on at its end."""
 
-    def __init__(self, config: RunConfig, out: Path, done: int, resumed: bool, progress: Progress) -> None:
+    def __init__(
+        self, config: RunConfig, out: Path, events: EventSink, done: int, resumed: bool, progress: Shown
+    ) -> None:
         self.pipeline = config.name
         self.workers = config.workers
         self.progress = progress
@@ -31,7 +33,7 @@ class Journal:
             wandb={"project": telemetry.wandb.project, "name": config.name} if telemetry.wandb else None,
             resume_step=done if resumed else None,
         )
-        self.events = EventLog(out / "events.jsonl")
+        self.events = events
         self.events.emit("resume" if resumed else "start", pipeline=config.name, step=done)
         self.step = done
         self.started = now()

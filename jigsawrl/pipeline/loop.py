@@ -11,10 +11,7 @@ for each step:
 from __future__ import annotations
 
 import math
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,17 +34,18 @@ from jigsawrl.pipeline.journal import Journal
 from jigsawrl.pipeline.losses import aggregation_weights, kl_estimate, mean_metrics
 from jigsawrl.pipeline.prompts import PromptSource
 from jigsawrl.pipeline.rollout import Rollout, rollout_of
+from jigsawrl.pipeline.surroundings import Alone, Surroundings
 from jigsawrl.pipeline.trajectory import Trajectory, make_batch
 from jigsawrl.pipeline.warmup import prepare_base
-from jigsawrl.pipeline.workers import Workers, set_up_torch, start_workers
+from jigsawrl.pipeline.workers import Workers, set_up_torch
 from jigsawrl.telemetry.metrics import METRICS_FILE
 from jigsawrl.telemetry.summary import Summary, summarize
 from jigsawrl.trainer.batch import Batch
-from jigsawrl.trainer.checkpoint import CheckpointStore
+from jigsawrl.trainer.checkpoint import Checkpoint, CheckpointStore
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
-    from jigsawrl.telemetry.progress import Progress
+    from jigsawrl.telemetry.progress import Shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +59,11 @@ class Result:
     summary: Summary
 
 
-def run(config: RunConfig, out: Path, resume: bool, progress: Progress) -> Result:
+def run(
+    config: RunConfig, out: Path, resume: bool, progress: Shown, around: Surroundings | None = None
+) -> Result:
     """Trains from the start or, with `resume`, from the newest good checkpoint; ends with the model exported."""
+    around = around or Alone()
     out.mkdir(parents=True, exist_ok=True)
     durable.replace(out / "config.yaml", config.to_yaml().encode())
     device = choose_device(config)
@@ -71,27 +72,29 @@ def run(config: RunConfig, out: Path, resume: bool, progress: Progress) -> Resul
     set_up_torch(config, device)
     base = prepare_base(config, out, progress.message)
     with ExitStack() as stack:
-        workers = stack.enter_context(closing(start_workers(config, base, device)))
+        workers = stack.enter_context(closing(around.workers(config, base, device)))
         store = CheckpointStore(out / "checkpoints", config.checkpoint.keep, fingerprint(config, base))
-        checkpoint = store.load_latest(progress.message) if resume else None
+        checkpoint = newest(around.recall(), store.load_latest(progress.message)) if resume else None
         tokenizer = load_tokenizer(base, config.model.trust_remote_code)
         rollouts = stack.enter_context(
             closing(rollout_of(config, tokenizer, workers.engine, workers.first("longest_sequence")))
         )
         rollouts.check()
-        pipeline = Pipeline(config, workers, rollouts, usable_prompts(config, rollouts, progress))
+        prompts = usable_prompts(config, rollouts, progress)
+        pipeline = Pipeline(config, workers, rollouts, prompts, around)
         if checkpoint is not None:
             workers.all("load_state", checkpoint.tensors)
             pipeline.restore(checkpoint.step, checkpoint.state)
             progress.message(f"resuming after step {checkpoint.step}")
-        journal = Journal(config, out, pipeline.done, resume, progress)
+        journal = Journal(config, out, around.events(out), pipeline.done, resume, progress)
         ended = "failed"
         try:
-            with finish_step_on_interrupt() as interrupted:
+            with around.stopping() as interrupted:
                 while pipeline.done < config.steps and not interrupted():
                     journal.begin(pipeline.done + 1)
                     values = pipeline.step(journal)
                     journal.end(values)
+                    around.remember(pipeline.done, lambda: workers.first("save_state"), pipeline.state())
                     last = pipeline.done == config.steps or interrupted()
                     if last or pipeline.done % config.checkpoint.every == 0:
                         with journal.stage("checkpoint"):
@@ -110,7 +113,15 @@ def run(config: RunConfig, out: Path, resume: bool, progress: Progress) -> Resul
 class Pipeline:
     """The loop's body and the little state it has: steps done, and the cursor of the prompts."""
 
-    def __init__(self, config: RunConfig, workers: Workers, rollouts: Rollout, prompts: list[int]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        workers: Workers,
+        rollouts: Rollout,
+        prompts: list[int],
+        around: Surroundings,
+    ) -> None:
+        self.around = around
         self.config = config
         self.algorithm = config.algorithm
         self.workers = workers
@@ -129,17 +140,23 @@ class Pipeline:
 
     def step(self, journal: Journal) -> dict[str, float]:
         """One step; returns its figures."""
-        with journal.stage("gen"):
+        with self.around.phase("rollout", self.done + 1), journal.stage("gen"):
             trajectories, values = self.rollout(journal)
         batch = make_batch([t for t in trajectories if t.trained])
         if len(batch):
-            self.evaluate(batch, journal)
-            with journal.stage("adv"):
-                self.advantages(trajectories, batch)
-            values |= self.update(batch, journal)
-            with journal.stage("update_weights", "sync"):
-                self.workers.all("sync_weights", self.done + 1)
+            with self.around.phase("training", self.done + 1):
+                values |= self.train(trajectories, batch, journal)
         self.done += 1
+        return values
+
+    def train(self, trajectories: list[Trajectory], batch: Batch, journal: Journal) -> dict[str, float]:
+        """From rewarded trajectories to new weights in the engines."""
+        self.evaluate(batch, journal)
+        with journal.stage("adv"):
+            self.advantages(trajectories, batch)
+        values = self.update(batch, journal)
+        with journal.stage("update_weights", "sync"):
+            self.workers.all("sync_weights", self.done + 1)
         return values
 
     def rollout(self, journal: Journal) -> tuple[list[Trajectory], dict[str, float]]:
@@ -272,7 +289,13 @@ def groups_of(trajectories: list[Trajectory]) -> torch.Tensor:
     return torch.tensor([t.prompt for t in trajectories])
 
 
-def usable_prompts(config: RunConfig, rollouts: Rollout, progress: Progress) -> list[int]:
+def newest(remembered: Checkpoint | None, saved: Checkpoint | None) -> Checkpoint | None:
+    if remembered is None or (saved is not None and saved.step >= remembered.step):
+        return saved
+    return remembered
+
+
+def usable_prompts(config: RunConfig, rollouts: Rollout, progress: Shown) -> list[int]:
     """Prompts that are short enough; too few of them for a step is an error."""
     lengths = rollouts.prompt_lengths()
     size = len(rollouts.task)
@@ -310,25 +333,3 @@ def fingerprint(config: RunConfig, base: Path) -> dict[str, object]:
         "critic": config.algorithm.advantage == "gae",
         "dtype": config.model.dtype,
     }
-
-
-@contextmanager
-def finish_step_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C or SIGTERM lets the step finish; the second one ends it where it is."""
-    pressed = threading.Event()
-    signals = (signal.SIGINT, signal.SIGTERM)
-
-    def note(number: int, frame: object) -> None:
-        for each in signals:
-            signal.signal(each, signal.default_int_handler)
-        pressed.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed.is_set
-        return
-    before = [signal.signal(each, note) for each in signals]
-    try:
-        yield pressed.is_set
-    finally:
-        for each, handler in zip(signals, before, strict=True):
-            signal.signal(each, handler)

@@ -10,6 +10,7 @@ goes to the file at once and takes the buffered ones along, so nothing of a fini
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +35,50 @@ def now() -> float:
     return _EPOCH + time.perf_counter()
 
 
-class EventLog:
+class EventSink(ABC):
+    """Takes events: writes them to a file, or passes them on to who does."""
+
+    @abstractmethod
+    def emit(self, event: str, **fields: Any) -> None:
+        """An event that must not be lost."""
+
+    @abstractmethod
+    def record(
+        self,
+        substage: Substage,
+        *,
+        pipeline: str,
+        step: int,
+        t0: float,
+        t1: float,
+        worker: int = 0,
+        **fields: Any,
+    ) -> None:
+        """A sub-stage that was timed elsewhere, for instance in a worker process."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Idempotent."""
+
+    @contextmanager
+    def span(
+        self, substage: Substage, *, pipeline: str, step: int, worker: int = 0, **fields: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Times its body as a sub-stage. Fields known only at the end go into the dict that it yields.
+
+        A body that raises is logged too, with "error": the time was spent.
+        """
+        t0 = now()
+        try:
+            yield fields
+        except BaseException as error:
+            fields["error"] = type(error).__name__
+            raise
+        finally:
+            self.record(substage, pipeline=pipeline, step=step, worker=worker, t0=t0, t1=now(), **fields)
+
+
+class EventLog(EventSink):
     """Appends to events.jsonl. Threads may share it; one process writes the file at a time."""
 
     def __init__(self, path: Path) -> None:
@@ -82,23 +126,6 @@ class EventLog:
             self._buffer.append(line)
             if len(self._buffer) >= _MAX_BUFFERED_LINES or time_now - self._flushed > _MAX_BUFFERED_S:
                 self._flush()
-
-    @contextmanager
-    def span(
-        self, substage: Substage, *, pipeline: str, step: int, worker: int = 0, **fields: Any
-    ) -> Iterator[dict[str, Any]]:
-        """Times its body as a sub-stage. Fields known only at the end go into the dict that it yields.
-
-        A body that raises is logged too, with "error": the time was spent.
-        """
-        t0 = now()
-        try:
-            yield fields
-        except BaseException as error:
-            fields["error"] = type(error).__name__
-            raise
-        finally:
-            self.record(substage, pipeline=pipeline, step=step, worker=worker, t0=t0, t1=now(), **fields)
 
     def flush(self) -> None:
         """Hands everything so far to the operating system: a kill cannot lose it any more."""

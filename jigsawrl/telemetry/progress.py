@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -46,6 +46,16 @@ class _Track:
             return None
         pace = (last - first) / (last_step - first_step)
         return max(0.0, pace * (self.total - self.step) - (now - last))
+
+
+class Shown(Protocol):
+    """Whoever shows a pipeline's progress to people."""
+
+    def start(self, name: str, total_steps: int, done: int = 0) -> None: ...
+
+    def update(self, name: str, step: int, values: Mapping[str, float]) -> None: ...
+
+    def message(self, text: str) -> None: ...
 
 
 class Progress:

@@ -1,0 +1,84 @@
+"""What a pipeline runs in. Alone, it has its process, its workers and its log to itself.
+
+Whoever runs several pipelines gives them other surroundings; the loop does not notice.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from jigsawrl.pipeline.workers import Workers, start_workers
+from jigsawrl.telemetry.events import EventLog, EventSink
+from jigsawrl.trainer.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from jigsawrl.config import RunConfig
+
+Phase = Literal["rollout", "training"]
+
+
+class Surroundings(Protocol):
+    def workers(self, config: RunConfig, base: Path, device: str) -> Workers: ...
+
+    def events(self, out: Path) -> EventSink: ...
+
+    def phase(self, phase: Phase, step: int) -> AbstractContextManager[None]:
+        """Waits until the phase may run, and says afterwards that it is over."""
+
+    def stopping(self) -> AbstractContextManager[Callable[[], bool]]:
+        """Inside, asks whether to stop after the step."""
+
+    def remember(self, step: int, save: Callable[[], dict[str, Any]], state: dict[str, Any]) -> None:
+        """A step is done; `save` gives the tensors that it leaves."""
+
+    def recall(self) -> Checkpoint | None:
+        """What was remembered last, if that outlived the process."""
+
+
+class Alone:
+    """A pipeline by itself."""
+
+    def workers(self, config: RunConfig, base: Path, device: str) -> Workers:
+        return start_workers(config, base, device)
+
+    def events(self, out: Path) -> EventSink:
+        return EventLog(out / "events.jsonl")
+
+    def phase(self, phase: Phase, step: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def stopping(self) -> AbstractContextManager[Callable[[], bool]]:
+        return finish_step_on_interrupt()
+
+    def remember(self, step: int, save: Callable[[], dict[str, Any]], state: dict[str, Any]) -> None:
+        """Checkpoints are all that outlives it."""
+
+    def recall(self) -> Checkpoint | None:
+        return None
+
+
+@contextmanager
+def finish_step_on_interrupt() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C or SIGTERM lets the step finish; the second one ends it where it is."""
+    pressed = threading.Event()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def note(number: int, frame: object) -> None:
+        for each in signals:
+            signal.signal(each, signal.default_int_handler)
+        pressed.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+    before = [signal.signal(each, note) for each in signals]
+    try:
+        yield pressed.is_set
+    finally:
+        for each, handler in zip(signals, before, strict=True):
+            signal.signal(each, handler)
