@@ -158,6 +158,19 @@ class Lanes:
                 ended.append(lane)
         return ended
 
+    def drift(self, until: float, least: float) -> None:
+        """Moves the clock where nothing ends by itself: what is overdue needs a `least` part of its time more."""
+        self._settle()
+        elapsed, self.now = until - self.now, until
+        for lane in self.lanes.values():
+            lane.left = max(lane.left - lane.speed * elapsed, least * lane.segment.seconds, INSTANT)
+
+    def replan(self, lane: Lane, segments: tuple[Segment, ...]) -> None:
+        """Other sub-stages than were foreseen from here on; the first of them begins now."""
+        lane.segments, lane.index, lane.left = segments, 0, segments[0].seconds
+        lane.mark(self.now)
+        self._touched.update(lane.workers)
+
     def proceed(self, lane: Lane) -> bool:
         """On to the lane's next sub-stage; False, and the lane is gone, if that was the last."""
         before = lane.occupies
