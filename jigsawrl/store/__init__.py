@@ -1,0 +1,19 @@
+"""One store per node: all state that outlives a sub-stage, in shared memory, by name and version.
+
+There is no server. A store is a folder on tmpfs, and a second one on the disk for what does not fit:
+
+    /dev/shm/jigsawrl-<uid>-<random>/
+        store.json  lock  spilling
+        arithmetic+weights@12@<edition>@<bytes>.safetensors       whole: anybody may map it
+        .writing-<pid>-<time>@<bytes>                             in the making
+    <run folder>/.../
+        arithmetic+optimizer+0@11@<edition>@<bytes>.safetensors   spilled: mapped from the disk
+
+What always holds
+- The names of the files are the index; there is nothing else that could disagree with them.
+- A file under an entry's name is whole and never changes. It gets its name, and loses it, under `lock`.
+- `lock` is held for a look at the names, never for a copy, so nobody waits long for it. `spilling` is held by the one
+  process that makes room, for as long as the disk takes.
+- The bytes in memory, those in the making included, stay within the budget.
+- Whatever a process holds is a kernel lock: its death lets go of it, and the next writer clears its litter away.
+"""

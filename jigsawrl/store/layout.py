@@ -1,0 +1,106 @@
+"""Tensors as the bytes of a safetensors file, whose size is known before it is written, and back without a copy."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+_ALIGNMENT = (
+    64  # of the first tensor; the others follow by falling element size, so each is aligned to its own
+)
+_LENGTH = struct.Struct("<Q")
+_METADATA = "__metadata__"
+_META = "meta"
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A file that is yet to be written: what stands at its beginning, and the tensors that follow in this order."""
+
+    header: bytes
+    tensors: list[torch.Tensor]
+    size: int
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The file's content; at most one tensor at a time is copied, and only one that is not plain CPU memory."""
+        yield memoryview(self.header)
+        for tensor in self.tensors:
+            if tensor.numel():
+                flat = tensor.detach().cpu().contiguous().reshape(-1)
+                yield flat.view(torch.uint8).numpy().data
+
+
+def plan(tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> Layout:
+    header: dict[str, Any] = {_METADATA: {_META: json.dumps(dict(meta))}}
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    end = 0
+    for name, tensor in ordered:
+        if name == _METADATA or tensor.dtype not in _DTYPE_NAMES or tensor.layout != torch.strided:
+            raise ValueError(
+                f"tensor {name!r} ({tensor.dtype}, {tensor.layout}) has no place in a safetensors file"
+            )
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-(_LENGTH.size + len(text)) % _ALIGNMENT)
+    beginning = _LENGTH.pack(len(text)) + text
+    return Layout(beginning, [tensor for _, tensor in ordered], len(beginning) + end)
+
+
+def open_mapped(path: Path, size: int) -> torch.UntypedStorage:
+    """The file's pages themselves, shared by all who map it. Who writes to them gets a private copy of that page."""
+    storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size)
+    return cast(torch.UntypedStorage, storage)
+
+
+def unpack(storage: torch.UntypedStorage) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors, each a view of the file's pages that keeps them mapped, and the meta."""
+    (length,) = _LENGTH.unpack(_as_bytes(storage, 0, _LENGTH.size))
+    begin = _LENGTH.size + length
+    header = json.loads(_as_bytes(storage, _LENGTH.size, begin))
+    meta = json.loads(header.pop(_METADATA)[_META])
+    tensors = {}
+    for name, described in header.items():
+        start, end = described["data_offsets"]
+        dtype, shape = _DTYPES[described["dtype"]], described["shape"]
+        if start == end:
+            tensors[name] = torch.empty(shape, dtype=dtype)
+        else:
+            tensors[name] = _view(storage, begin + start, begin + end).view(dtype).reshape(shape)
+    return tensors, meta
+
+
+def _view(storage: torch.UntypedStorage, start: int, end: int) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage[start:end])
+
+
+def _as_bytes(storage: torch.UntypedStorage, start: int, end: int) -> bytes:
+    return _view(storage, start, end).numpy().tobytes()

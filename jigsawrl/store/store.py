@@ -1,0 +1,290 @@
+"""The store: entries by name and version, in memory while they fit and on the disk when they do not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from jigsawrl.errors import JigsawError
+from jigsawrl.store import folders, layout, locks, names
+from jigsawrl.store.names import Key
+from jigsawrl.store.shelf import Aside, Shelf, chunks_of, room_for
+
+SPILL_TIMEOUT_S = 600.0
+_BYTES = "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A version as it was put. The tensors are the store's own pages: read them, and copy what is to be changed."""
+
+    name: str
+    version: int
+    tensors: dict[str, torch.Tensor]
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a store holds now. Memory counts whole pages, and what is being written; it never exceeds the budget."""
+
+    memory_bytes: int
+    spilled_bytes: int
+    entries: int
+
+
+class _Place(NamedTuple):
+    key: Key
+    shelf: Shelf
+
+
+@dataclass(frozen=True, slots=True)
+class _Stock:
+    """All that is there, by name and version, and the memory that files in the making will take."""
+
+    places: dict[tuple[str, int], _Place]
+    reserved: int
+
+    def versions(self, name: str) -> list[int]:
+        return sorted(version for at, version in self.places if at == name)
+
+    def on(self, shelf: Shelf) -> list[Key]:
+        return [place.key for place in self.places.values() if place.shelf is shelf]
+
+
+class Store:
+    """A handle, cheap and picklable: any number of processes and threads use one store through handles like it."""
+
+    def __init__(self, root: Path, record: folders.Record) -> None:
+        self.root = root
+        self.budget_bytes = record.budget_bytes
+        self._memory = Shelf(root)
+        self._disk = Shelf(Path(record.spill), is_disk=True)
+
+    @classmethod
+    def create(cls, spill: Path, budget_bytes: int, root: Path | None = None) -> Store:
+        """A new store. Without `root` it is in /dev/shm; `spill` is a folder that no other store spills to."""
+        if budget_bytes < 0:
+            raise ValueError(f"a budget of {budget_bytes} bytes")
+        return cls.attach(folders.make(root, spill, budget_bytes))
+
+    @classmethod
+    def attach(cls, root: Path) -> Store:
+        """The store that another process created there."""
+        root = root.absolute()
+        return cls(root, folders.read(root))
+
+    def __reduce__(self) -> tuple[Callable[[Path], Store], tuple[Path]]:
+        return Store.attach, (self.root,)
+
+    def destroy(self) -> None:
+        """Removes everything; what is mapped stays readable. Doing it again changes nothing."""
+        folders.remove(self.root)
+
+    def put(
+        self,
+        name: str,
+        version: int,
+        tensors: Mapping[str, torch.Tensor],
+        meta: Mapping[str, Any] | None = None,
+        keep: int = 1,
+    ) -> None:
+        """Publishes a version, all of it at once, and drops all but the `keep` highest versions of the name.
+
+        Publishing a version again replaces it. Tensors may be on any device, strided, or share memory: their values
+        are stored, each on its own. `meta` is JSON. The caller does not change the tensors meanwhile.
+        """
+        names.check(name, version)
+        if keep < 1:
+            raise ValueError(f"keep is {keep}: at least one version must be kept")
+        file = layout.plan(tensors, meta or {})
+        try:
+            self._write(name, version, file, keep, self._reserve(file.size))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            with self._lock():  # others fill the shared memory, so that the budget cannot be used up
+                aside = self._disk.begin(file.size)
+            self._write(name, version, file, keep, aside)
+
+    def get(self, name: str, version: int | None = None) -> Entry | None:
+        """A version, or the newest one; None where there is none. It is mapped, not copied, also from the disk.
+
+        What was spilled comes back into memory where there is room for it.
+        """
+        found = self._map(name, version)
+        if found is None:
+            return None
+        place, storage = found
+        if place.shelf is self._disk and self._bring_back(place.key):
+            place, storage = self._map(name, version) or found
+        tensors, meta = layout.unpack(storage)
+        return Entry(name, place.key.version, tensors, meta)
+
+    def put_bytes(
+        self, name: str, version: int, data: bytes, meta: Mapping[str, Any] | None = None, keep: int = 1
+    ) -> None:
+        """Like `put`, for what is not tensors."""
+        tensor = (
+            torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            if data
+            else torch.empty(0, dtype=torch.uint8)
+        )
+        self.put(name, version, {_BYTES: tensor}, meta, keep)
+
+    def get_bytes(self, name: str, version: int | None = None) -> bytes | None:
+        entry = self.get(name, version)
+        return None if entry is None else entry.tensors[_BYTES].numpy().tobytes()
+
+    def versions(self, name: str) -> list[int]:
+        """The versions of a name, oldest first."""
+        with self._lock():
+            return self._stock_of(name).versions(name)
+
+    def names(self, prefix: str = "") -> list[str]:
+        with self._lock():
+            return sorted({name for name, _ in self._stock().places if name.startswith(prefix)})
+
+    def drop(self, name: str, version: int | None = None) -> None:
+        """Removes a version, or all of them. Where there is none, nothing happens."""
+        with self._lock():
+            for place in self._stock_of(name).places.values():
+                if version in (None, place.key.version):
+                    place.shelf.remove(place.key)
+
+    def usage(self) -> Usage:
+        with self._lock():
+            stock = self._stock()
+        spilled = sum(key.size for key in stock.on(self._disk))
+        return Usage(self._used(stock), spilled, len(stock.places))
+
+    def _write(self, name: str, version: int, file: layout.Layout, keep: int, aside: Aside) -> None:
+        with aside:
+            aside.write(file.chunks())
+            with self._lock():
+                stock = self._stock_of(name)
+                key = Key(name, version, time.monotonic_ns(), file.size)
+                aside.publish(key)
+                doomed = stock.places.get((name, version))
+                if doomed is not None:
+                    doomed.shelf.remove(doomed.key)
+                stock.places[name, version] = _Place(key, aside.shelf)
+                for old in stock.versions(name)[:-keep]:
+                    doomed = stock.places[name, old]
+                    doomed.shelf.remove(doomed.key)
+
+    def _reserve(self, size: int) -> Aside:
+        """A file that may grow to this size: in memory if need be after others were spilled, else on the disk."""
+        with self._lock():
+            stock = self._stock()
+            if len(stock.places) >= names.MAX_ENTRIES:
+                raise JigsawError(
+                    f"the store in {self.root} has {names.MAX_ENTRIES:,} entries, which is its limit\n"
+                    "Drop what is not needed any more"
+                )
+            if self._fits(size, stock):
+                return self._memory.begin(size)
+            if room_for(size) > self.budget_bytes:
+                return self._disk.begin(size)
+        with self._locked(folders.SPILLING, SPILL_TIMEOUT_S):
+            return self._make_room(size)
+
+    def _make_room(self, size: int) -> Aside:
+        """Spills the least recently used entries one by one. Rather than wait for other writers, it goes to disk."""
+        deadline = time.monotonic() + SPILL_TIMEOUT_S
+        while True:
+            with self._lock():
+                stock = self._stock()
+                if self._fits(size, stock):
+                    return self._memory.begin(size)
+                if room_for(size) > self.budget_bytes - stock.reserved or time.monotonic() > deadline:
+                    return self._disk.begin(size)
+                oldest = min(stock.on(self._memory), key=self._memory.last_used)
+                copy = self._disk.begin(oldest.size)
+            self._move(oldest, self._memory, copy)
+
+    def _bring_back(self, key: Key) -> bool:
+        with self._lock():
+            if not self._fits(key.size, self._stock()):
+                return False
+            copy = self._memory.begin(key.size)
+        with suppress(OSError):  # it can be read from where it is
+            self._move(key, self._disk, copy)
+            return True
+        return False
+
+    def _move(self, key: Key, source: Shelf, copy: Aside) -> None:
+        """Copies an entry to the other shelf, then gives it its name there before it loses it here."""
+        with copy:
+            try:
+                descriptor = os.open(source.path(key), os.O_RDONLY)
+            except FileNotFoundError:
+                return  # dropped meanwhile
+            try:
+                copy.write(chunks_of(descriptor))
+            finally:
+                os.close(descriptor)
+            with self._lock():
+                if source.holds(key):
+                    copy.publish(key)
+                    source.remove(key)
+
+    def _map(self, name: str, version: int | None) -> tuple[_Place, torch.UntypedStorage] | None:
+        with self._lock():
+            stock = self._stock_of(name)
+            if version is None:
+                version = max(stock.versions(name), default=-1)
+            place = stock.places.get((name, version))
+            if place is None:
+                return None
+            place.shelf.touch(place.key)
+            return place, layout.open_mapped(place.shelf.path(place.key), place.key.size)
+
+    def _stock(self) -> _Stock:
+        spilled, _ = self._disk.survey()
+        in_memory, reserved = self._memory.survey()
+        return _Stock(self._places(in_memory, spilled), reserved)
+
+    def _stock_of(self, name: str) -> _Stock:
+        return _Stock(self._places(self._memory.entries(name), self._disk.entries(name)), 0)
+
+    def _places(self, in_memory: list[Key], spilled: list[Key]) -> dict[tuple[str, int], _Place]:
+        """Where everything is. Mends what a kill left: a version in two editions, or an entry in both places."""
+        places: dict[tuple[str, int], _Place] = {}
+        for shelf, keys in ((self._memory, in_memory), (self._disk, spilled)):
+            for key in keys:
+                known = places.get((key.name, key.version))
+                if known is not None and known.key.edition >= key.edition:
+                    shelf.remove(key)
+                    continue
+                if known is not None:
+                    known.shelf.remove(known.key)
+                places[key.name, key.version] = _Place(key, shelf)
+        return places
+
+    def _fits(self, size: int, stock: _Stock) -> bool:
+        return self._used(stock) + room_for(size) <= self.budget_bytes
+
+    def _used(self, stock: _Stock) -> int:
+        return stock.reserved + sum(room_for(key.size) for key in stock.on(self._memory))
+
+    def _lock(self) -> AbstractContextManager[None]:
+        return self._locked(folders.LOCK, folders.LOCK_TIMEOUT_S)
+
+    @contextmanager
+    def _locked(self, name: str, timeout_s: float) -> Iterator[None]:
+        try:
+            with locks.locked(self.root / name, timeout_s):
+                yield
+        except FileNotFoundError as error:
+            raise JigsawError(
+                f"the store in {self.root} is gone ({error.filename}): its run has ended, or its folder was deleted"
+            ) from error
