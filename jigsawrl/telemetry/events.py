@@ -89,10 +89,15 @@ class EventLog(EventSink):
 
     def emit(self, event: str, **fields: Any) -> None:
         """Writes an event at once."""
-        line = encode({"t": round(now(), 6), "event": event, **fields})
+        self.write({"event": event, **fields})
+
+    def write(self, event: dict[str, Any]) -> None:
+        """An event as it is; sub-stages are buffered."""
+        line = encode({"t": round(now(), 6), **event})
         with self._lock:
             self._buffer.append(line)
-            self._flush()
+            if event["event"] != "substage" or len(self._buffer) >= _MAX_BUFFERED_LINES:
+                self._flush()
 
     def record(
         self,

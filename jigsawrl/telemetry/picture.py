@@ -5,19 +5,20 @@ it takes, stacked where several run side by side. Time is cut into cells one pix
 with one, and of shorter ones each cell shows the mean. Cells grow until the file is small enough.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
 from rich.text import Text
 
+from jigsawrl.telemetry.axes import time_ticks
+from jigsawrl.telemetry.cells import fill, rectangles
+from jigsawrl.telemetry.colours import hex_colour, hue_of
 from jigsawrl.telemetry.columns import Columns, Floats, Indices, to_columns
 from jigsawrl.telemetry.events import SUBSTAGES, Substage
-from jigsawrl.telemetry.text import clock, duration
+from jigsawrl.telemetry.text import duration
 from jigsawrl.telemetry.timeline import OVERHEADS, Span
 
 _WIDTH = 1200
@@ -67,27 +68,9 @@ def bars(spans: Iterable[Span], workers: int, width: int) -> ConsoleRenderable:
 
 
 def _fill(columns: Columns, rows: Indices, cells: int) -> tuple[Indices, Floats]:
-    """Which (pipeline, kind) run on a worker, as pipeline * len(SUBSTAGES) + kind, and the mean share of each in each
-    of `cells` equal parts of the time. Where they ask for more than there is, all get proportionally less."""
-    keys, local = np.unique(columns.pipeline[rows] * len(SUBSTAGES) + columns.kind[rows], return_inverse=True)
-    scale = cells / columns.seconds if columns.seconds > 0 else 0.0
-    begin, end = columns.t0[rows] * scale, np.minimum(columns.t1[rows] * scale, cells)
-    wide = end - begin >= 1
-    begin, end = (np.where(wide, np.floor(edge + 0.5), edge) for edge in (begin, end))
-    share = columns.share[rows]
-
-    def passed(weights: Floats, edge: Floats) -> Floats:
-        """For each key the weights of the edges at or before each cell's left border."""
-        place = local * (cells + 1) + np.ceil(edge).astype(np.int64)
-        found = np.bincount(place, weights, len(keys) * (cells + 1))
-        return np.cumsum(found.reshape(len(keys), cells + 1), axis=1)
-
-    # Up to the border x, a span has filled share * (x - begin) once begun and share * (end - begin) once ended.
-    running = passed(share, begin) - passed(share, end)
-    offset = passed(share * begin, begin) - passed(share * end, end)
-    fill = np.diff(running * np.arange(cells + 1) - offset, axis=1)
-    fill[fill < 1e-6] = 0.0
-    return keys, fill / np.maximum(1.0, fill.sum(axis=0))
+    """Which (pipeline, kind) run on a worker, as pipeline * len(SUBSTAGES) + kind, and their mean shares."""
+    key = columns.pipeline[rows] * len(SUBSTAGES) + columns.kind[rows]
+    return fill(key, columns.t0[rows], columns.t1[rows], columns.share[rows], columns.seconds, cells)
 
 
 def _paths(columns: Columns, cell: int) -> dict[_Colour, str] | None:
@@ -97,30 +80,19 @@ def _paths(columns: Columns, cell: int) -> dict[_Colour, str] | None:
     outlines: dict[_Colour, list[str]] = {}
     height = _band(columns.workers)
     for worker, rows in enumerate(columns.rows_of_workers()):
-        keys, fill = _fill(columns, rows, cells)
-        tops = np.round(2 * (height - 2) * np.cumsum(fill, axis=0)) / 2
+        keys, taken = _fill(columns, rows, cells)
+        tops = np.round(2 * (height - 2) * np.cumsum(taken, axis=0)) / 2
         floor = (worker + 1) * height - 1
         below = np.zeros(cells)
         for key, top in zip(keys.tolist(), tops, strict=True):
             pipeline, kind = divmod(key, len(SUBSTAGES))
-            outline = "".join(_rectangles(below, top, floor, cell))
+            outline = "".join(rectangles(below, top, floor, cell, _PLOT))
             outlines.setdefault((pipeline, SUBSTAGES[kind]), []).append(outline)
             size += len(outline)
             below = top
         if size > _MOST_BYTES and cells > 1:
             return None
     return {colour: "".join(parts) for colour, parts in sorted(outlines.items())}
-
-
-def _rectangles(below: Floats, top: Floats, floor: int, cell: int) -> Iterator[str]:
-    """The strip between two heights over `floor`, with one rectangle for cells that are alike."""
-    changed = (np.diff(below) != 0) | (np.diff(top) != 0)
-    edges = [0, *(np.flatnonzero(changed) + 1).tolist(), len(top)]
-    for a, b in pairwise(edges):
-        tall = top[a] - below[a]
-        if tall > 0:
-            left, right = cell * a, min(cell * b, _PLOT)
-            yield f"M{left} {floor - top[a]:g}h{right - left}v{tall:g}h{left - right}z"
 
 
 def _band(workers: int) -> int:
@@ -134,34 +106,8 @@ def _class(colour: _Colour) -> str:
 
 
 def _rgb(pipeline: int, kind: Substage, lightness: float) -> str:
-    """Hues a golden angle apart: neighbours differ however many there are. Syncs and swaps are nearly grey."""
-    hue = math.radians(255 + 137.508 * pipeline)
-    chroma = 0.02 if kind in OVERHEADS else 0.13
-    return "#" + "".join(f"{part:02x}" for part in _from_oklab(lightness, chroma, hue))
-
-
-def _from_oklab(lightness: float, chroma: float, hue: float) -> Iterator[int]:
-    """Red, green and blue of a colour in Oklab, where equal lightness looks equally light in every hue.
-
-    A colour that no screen can show is greyed until one can.
-    """
-    a, b = chroma * math.cos(hue), chroma * math.sin(hue)
-    l3 = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
-    m3 = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
-    s3 = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
-    linear = (
-        4.0767416621 * l3 - 3.3077115913 * m3 + 0.2309699292 * s3,
-        -1.2684380046 * l3 + 2.6097574011 * m3 - 0.3413193965 * s3,
-        -0.0041960863 * l3 - 0.7034186147 * m3 + 1.7076147010 * s3,
-    )
-    if chroma > 0.001 and not -0.001 <= min(linear) <= max(linear) <= 1.001:
-        return _from_oklab(lightness, 0.95 * chroma, hue)
-    return (_gamma(min(1.0, max(0.0, part))) for part in linear)
-
-
-def _gamma(linear: float) -> int:
-    """The byte that sRGB has for a part of the light."""
-    return round(255 * (12.92 * linear if linear <= 0.0031308 else 1.055 * linear ** (1 / 2.4) - 0.055))
+    """The hue is the pipeline's; syncs and swaps are nearly grey."""
+    return hex_colour(lightness, 0.02 if kind in OVERHEADS else 0.13, hue_of(pipeline))
 
 
 def _style(colours: Iterable[_Colour]) -> str:
@@ -183,7 +129,7 @@ def _document(columns: Columns, paths: dict[_Colour, str], title: str) -> Iterat
     band = _band(columns.workers)
     top = 40 + legend_height
     height = top + columns.workers * band + 2 * _ROW
-    heading = escape(_printable(title, 120))
+    heading = escape(printable(title, 120))
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
         f'height="{height}" role="img"><title>{heading}</title>'
@@ -196,7 +142,7 @@ def _document(columns: Columns, paths: dict[_Colour, str], title: str) -> Iterat
     yield f'<g transform="translate({_LEFT} {top})">'
     yield from _bands(columns.workers, band)
     for (pipeline, kind), path in paths.items():
-        what = f"{escape(_printable(columns.pipelines[pipeline]))}: {kind}"
+        what = f"{escape(printable(columns.pipelines[pipeline]))}: {kind}"
         yield f'<path class="{_class((pipeline, kind))}" d="{path}"><title>{what}</title></path>'
     yield from _axis(columns.seconds, columns.workers * band)
     yield "</g></svg>"
@@ -218,7 +164,7 @@ _Entry = tuple[list[_Colour], str]
 def _legend_entries(columns: Columns) -> list[_Entry]:
     """The pipelines, each in the colour of its decoding, then the kinds, in the hues of the first pipelines."""
     pipelines: list[_Entry] = [
-        ([(index, "decode")], _printable(name)) for index, name in enumerate(columns.pipelines)
+        ([(index, "decode")], printable(name)) for index, name in enumerate(columns.pipelines)
     ]
     hues = range(min(4, len(pipelines)))
     kinds: list[_Entry] = [([(hue, kind) for hue in hues], kind) for kind in _LIGHTNESS]
@@ -254,25 +200,15 @@ def _text_width(text: str) -> int:
 
 def _axis(seconds: float, y: int) -> Iterator[str]:
     """Ticks go through all bands: what happens at the same time on distant workers is seen to."""
-    step = _tick(seconds / _MOST_TICKS)
-    for index in range(int(seconds / step) + 1 if seconds > 0 else 0):
-        x = index * step / seconds * _PLOT
-        label = clock(index * step) if step >= 60 else f"{round(index * step, 6):g} s"
+    for time, label in time_ticks(seconds, _MOST_TICKS):
+        x = time / seconds * _PLOT
         yield (
             f'<path class="tick" d="M{round(x)}.5 0v{y + 5}"/>'
             f'<text x="{x:.1f}" y="{y + 18}" text-anchor="middle">{label}</text>'
         )
 
 
-def _tick(least: float) -> float:
-    """The smallest round time that is at least this long."""
-    short = (digit * 10.0**power for power in range(-6, 2) for digit in (1, 2, 5) if digit * 10**power < 60)
-    long = (60.0 * minutes for minutes in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440))
-    days = 86400.0 * -(-least // 86400.0)
-    return next((step for step in (*short, *long) if step >= least), days)
-
-
-def _printable(name: str, most: int = _MAX_NAME) -> str:
+def printable(name: str, most: int = _MAX_NAME) -> str:
     """What XML and a terminal can show, not too long."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in name)
     return shown if len(shown) <= most else shown[: most - 3] + "..."
@@ -297,17 +233,17 @@ class _Bars:
 
 
 def _line(columns: Columns, rows: Indices, cells: int, letters: bool) -> Text:
-    keys, fill = _fill(columns, rows, cells)
+    keys, taken = _fill(columns, rows, cells)
     text = Text()
     if not keys.size:
         return text.append(("." if letters else " ") * cells)
-    most = keys[fill.argmax(axis=0)].tolist()
-    for key, taken in zip(most, fill.sum(axis=0).tolist(), strict=True):
+    most = keys[taken.argmax(axis=0)].tolist()
+    for key, height in zip(most, taken.sum(axis=0).tolist(), strict=True):
         pipeline, kind = divmod(key, len(SUBSTAGES))
         if letters:
-            text.append(_letter(pipeline) if taken > 0 else ".")
+            text.append(_letter(pipeline) if height > 0 else ".")
         else:
-            level = min(8, max(1, round(8 * taken))) if taken > 0 else 0
+            level = min(8, max(1, round(8 * height))) if height > 0 else 0
             text.append(_BLOCKS[level], style=_terminal_colour(pipeline, SUBSTAGES[kind]))
     return text
 
@@ -325,4 +261,4 @@ def _entries(columns: Columns, letters: bool) -> Iterator[Text]:
     for pipeline, name in enumerate(columns.pipelines):
         colour = "" if letters else _terminal_colour(pipeline, "decode")
         patch = _letter(pipeline) if letters else "█"
-        yield Text.assemble((patch, colour), " ", _printable(name))
+        yield Text.assemble((patch, colour), " ", printable(name))

@@ -297,12 +297,12 @@ def _pipeline_grid(pipelines: Sequence[PipelineReport]) -> Table:
             f"{pipeline.steps:,} {'step' if pipeline.steps == 1 else 'steps'}",
             f"{number(pipeline.seconds_per_step)} s/step",
             f"{rate:,.0f} tokens/s" if rate else "",
-            _mostly(pipeline),
+            mostly(pipeline),
         )
     return grid
 
 
-def _mostly(pipeline: PipelineReport) -> str:
+def mostly(pipeline: PipelineReport) -> str:
     """Where most of a pipeline's time goes."""
     parts: list[tuple[str, float]] = [*pipeline.kinds.items(), ("waiting", pipeline.waiting)]
     largest = sorted(parts, key=lambda part: -part[1])[:_MOST_KINDS]

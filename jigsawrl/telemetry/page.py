@@ -1,0 +1,157 @@
+"""report.html: a run on one page that needs nothing else, light or dark as its reader prefers, on any width."""
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from html import escape
+from importlib.resources import files
+
+from jigsawrl.telemetry import palette, sections
+from jigsawrl.telemetry.bands import bands_of, timeline
+from jigsawrl.telemetry.columns import Columns, to_columns
+from jigsawrl.telemetry.events import SUBSTAGES
+from jigsawrl.telemetry.picture import printable
+from jigsawrl.telemetry.report import CAUSES, Report
+from jigsawrl.telemetry.runlog import RunLog
+from jigsawrl.telemetry.text import clock, duration
+
+_NOTHING_FROM_OUTSIDE = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+_MOST_STEPS = 20_000
+_UNIX = 1e8
+"""A log whose times are less than this counts from 0, as a simulation's does."""
+
+
+def page(log: RunLog, report: Report) -> str:
+    """The whole document."""
+    return "\n".join(_document(log, report)) + "\n"
+
+
+def _document(log: RunLog, report: Report) -> Iterator[str]:
+    names = set(log.pipelines) | {one.pipeline for one in log.predictions}
+    colours = {name: index for index, name in enumerate(sorted(names))}
+    columns = to_columns(log.spans, log.workers, start=log.start, end=log.end)
+    title = escape(printable(log.name, 80))
+    yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+    yield '<meta name="viewport" content="width=device-width,initial-scale=1">'
+    yield '<meta name="color-scheme" content="light dark">'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{_NOTHING_FROM_OUTSIDE}">'
+    yield f"<title>{title} – jigsaw report</title>"
+    yield f"<style>{_resource('page.css')}{palette.style(len(colours))}</style></head><body>"
+    yield f'<header><h1>{title}</h1><p class="dim">{_subtitle(log, report)}</p>{_tiles(log, report)}</header><main>'
+    yield from _section("timeline-section", "Timeline", _timeline(log, report, columns, colours))
+    yield from _section("workers", "Where the workers' time went", _workers(report, columns))
+    throughput = "Throughput and slowdown" if log.solo else "Throughput"
+    yield from _section("throughput", throughput, [sections.throughput(log, report, colours)])
+    yield from _section("rewards", "Rewards", sections.rewards(log, colours))
+    yield from _section(
+        "predictions", "Predicted against happened", sections.predictions(log.predictions, colours)
+    )
+    yield from _section(
+        "incidents", "Failures and recoveries", sections.incidents(log.incidents, log.start, colours)
+    )
+    yield '</main><div id="tip" hidden></div>'
+    yield f'<script type="application/json" id="steps">{_json(_steps(columns, log))}</script>'
+    yield f"<script>{_resource('page.js')}</script></body></html>"
+
+
+def _resource(name: str) -> str:
+    return files("jigsawrl.telemetry").joinpath(name).read_text("utf-8")
+
+
+def _json(value: object) -> str:
+    """JSON that cannot end the element it stands in."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _section(name: str, title: str, parts: Iterator[str] | list[str]) -> Iterator[str]:
+    yield f'<section id="{name}"><h2>{escape(title)}</h2>'
+    yield from parts
+    yield "</section>"
+
+
+def _subtitle(log: RunLog, report: Report) -> str:
+    workers = f"{log.workers} worker{'' if log.workers == 1 else 's'}"
+    parts = [f"{duration(report.seconds)} on {workers}"]
+    if log.simulated:
+        parts.append("simulated")
+    if log.start > _UNIX:
+        parts.append(f"from {datetime.fromtimestamp(log.start, UTC):%Y-%m-%d %H:%M} UTC")
+    if log.actions:
+        actions = ", ".join(f"{count:,} {escape(name)}" for name, count in log.actions.most_common(6))
+        parts.append(f"actions of the policy: {actions}")
+    parts += [
+        f"down for {duration(one.seconds)} at {clock(one.t - log.start)}, left out" for one in log.outages
+    ]
+    return " · ".join(parts)
+
+
+def _tiles(log: RunLog, report: Report) -> str:
+    failures = sum(one.failure for one in log.incidents)
+    rate = report.tokens_per_second
+    tiles = [
+        (f"{len(report.pipelines):,}", "pipeline" if len(report.pipelines) == 1 else "pipelines"),
+        (f"{sum(pipeline.steps for pipeline in report.pipelines):,}", "steps"),
+        (f"{rate:,.0f}" if rate else "–", "tokens a second"),
+        (f"{report.busy_fraction:.0%}", "of worker time busy"),
+        (f"{failures:,}", "failure" if failures == 1 else "failures"),
+    ]
+    shown = "".join(f"<div><b>{figure}</b><span>{what}</span></div>" for figure, what in tiles)
+    return f'<div class="tiles">{shown}</div>'
+
+
+def _timeline(log: RunLog, report: Report, columns: Columns, colours: Mapping[str, int]) -> Iterator[str]:
+    if not log.spans:
+        yield '<p class="none">No sub-stage has run yet.</p>'
+        return
+    used = set(columns.kind.tolist())
+    kinds = [kind for kind in palette.KINDS if SUBSTAGES.index(kind) in used]  # type: ignore[arg-type]
+    yield '<div class="tools">' + _pipeline_legend(colours)
+    yield '<button id="whole" type="button" hidden>whole run</button></div>'
+    causes = [cause for cause in CAUSES if report.bubbles[cause] and cause not in kinds]
+    keys = [sections.chip(f"k-{kind}", kind) for kind in kinds]
+    keys += [sections.chip(f"c-{palette.css_name(cause)}", f"{cause} (bubble)") for cause in causes]
+    yield f'<div class="legend">{"".join(keys)}</div>'
+    marks = [
+        (one.t - log.start, sections.tone(one), f"{one.pipeline}: {one.event}: {one.headline}")
+        for one in log.incidents
+        if one.failure or one.recovery
+    ]
+    yield from timeline(columns, log.arrivals, colours, marks)
+    yield (
+        '<p class="dim">The height of a piece is its share of the worker; the thin strip below each worker is its '
+        'bubbles, coloured by cause.<span class="script"> Drag to zoom, click a pipeline to single it out.</span> '
+        '<a href="timeline.json">timeline.json</a> opens in Perfetto (ui.perfetto.dev).</p>'
+    )
+
+
+def _pipeline_legend(colours: Mapping[str, int]) -> str:
+    keys = "".join(
+        f'<span class="key pick" data-of="of{index}"><i class="chip p{index}"></i>{escape(printable(name))}</span>'
+        for name, index in colours.items()
+    )
+    return f'<div class="legend">{keys}</div>'
+
+
+def _workers(report: Report, columns: Columns) -> Iterator[str]:
+    keys = [sections.chip("c-busy", "busy")]
+    keys += [
+        sections.chip(f"c-{palette.css_name(cause)}", cause) for cause in CAUSES if report.bubbles[cause]
+    ]
+    yield f'<div class="legend">{"".join(keys)}</div>'
+    yield from sections.worker_bars(report, bands_of(columns))
+
+
+def _steps(columns: Columns, log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
+    """For each pipeline its steps with their first and last moment; none where there are too many to carry along."""
+    found: dict[str, dict[int, tuple[float, float]]] = {}
+    for span in log.spans:
+        steps = found.setdefault(span.pipeline, {})
+        t0, t1 = steps.get(span.step, (span.t0, span.t1))
+        steps[span.step] = min(t0, span.t0), max(t1, span.t1)
+    if sum(map(len, found.values())) > _MOST_STEPS:
+        return {}
+    start = columns.start
+    return {
+        name: [(step, round(t0 - start, 4), round(t1 - start, 4)) for step, (t0, t1) in steps.items()]
+        for name, steps in found.items()
+    }

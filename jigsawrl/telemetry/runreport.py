@@ -1,0 +1,85 @@
+"""`report.html` and `timeline.json` of a run folder: for the end of a run, and for `jigsaw report`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jigsawrl import durable
+from jigsawrl.errors import JigsawError
+from jigsawrl.telemetry import jsonl
+from jigsawrl.telemetry.page import page
+from jigsawrl.telemetry.report import Report, report
+from jigsawrl.telemetry.runlog import RunLog, read_run
+from jigsawrl.telemetry.sections import slowdowns
+from jigsawrl.telemetry.text import clock
+from jigsawrl.telemetry.timeline import chrome_trace
+
+PAGE_FILE = "report.html"
+TIMELINE_FILE = "timeline.json"
+_MOST_FAILURES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """A run folder, read and added up."""
+
+    folder: Path
+    log: RunLog
+    report: Report
+
+    @property
+    def page(self) -> Path:
+        return self.folder / PAGE_FILE
+
+    @property
+    def timeline(self) -> Path:
+        return self.folder / TIMELINE_FILE
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines: JSON-serialisable."""
+        return {
+            "name": self.log.name,
+            "page": str(self.page.absolute()),
+            "timeline": str(self.timeline.absolute()),
+            "report": self.report.as_dict(),
+            "slowdowns": slowdowns(self.log, self.report),
+            "predictions": [asdict(one) for one in self.log.predictions],
+            "incidents": [asdict(one) for one in self.log.incidents],
+        }
+
+    def failures(self) -> Iterator[str]:
+        """The first few, a line each."""
+        failures = [one for one in self.log.incidents if one.failure]
+        for one in failures[:_MOST_FAILURES]:
+            yield f"{clock(one.t - self.log.start)} {one.pipeline} {one.event}: {one.headline}"
+        if len(failures) > _MOST_FAILURES:
+            yield f"and {len(failures) - _MOST_FAILURES:,} failures more"
+
+    def write(self) -> None:
+        """Both files are made before either is replaced."""
+        made = {
+            self.timeline: jsonl.encode(chrome_trace(self.log.spans)),
+            self.page: page(self.log, self.report).encode(),
+        }
+        try:
+            for path, content in made.items():
+                durable.replace(path, content)
+        except OSError as error:
+            raise JigsawError(f"{self.folder}: cannot be written ({error.strerror or error})") from None
+
+
+def run_report(run: Path) -> RunReport:
+    """Reads a run folder, finished or not; a JigsawError where it is not one."""
+    log = read_run(run)
+    found = report(log.spans, log.workers, start=log.start, end=log.end, arrivals=log.arrivals)
+    return RunReport(run, log, found)
+
+
+def write_report(run: Path) -> Path:
+    """Makes or renews the page and the timeline of a run folder, and says where the page is."""
+    made = run_report(run)
+    made.write()
+    return made.page

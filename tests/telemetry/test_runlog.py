@@ -1,0 +1,167 @@
+import json
+from pathlib import Path
+
+import pytest
+from run_folders import T, at, ran, run_folder, two_pipelines
+
+from jigsawrl.errors import JigsawError
+from jigsawrl.telemetry.runlog import Incident, Outage, Prediction, read_run
+
+
+def test_a_log_is_read_as_spans_steps_incidents_and_predictions(tmp_path: Path) -> None:
+    log = read_run(run_folder(tmp_path, two_pipelines(), {"sums": [0.25], "<search>": [0.5]}))
+    assert (log.name, log.workers, log.start, log.end) == ("night", 2, T, T + 10)
+    assert [(span.substage, span.workers) for span in log.spans] == [
+        *(("decode", (0,)), ("decode", (1,)), ("tail", (0,)), ("grad", (0,))),
+        *(("tool", (1,)), ("grad", (0,)), ("grad", (1,))),
+    ]
+    assert log.done == {"<search>": {1: T + 8}, "sums": {1: T + 10}}
+    assert log.rewards == {"<search>": [(1, 0.5)], "sums": [(1, 0.25)]}
+    assert log.predictions == [Prediction("sums", "rollout", 1, 4.0, 5.0)]
+    assert log.incidents == [
+        Incident(T + 6, "<search>", "died", "actor of worker 1: signal 9 & no more"),
+        Incident(T + 7, "<search>", "recovered", "step 1"),
+    ]
+    assert [(one.failure, one.recovery) for one in log.incidents] == [(True, False), (False, True)]
+    assert (log.solo, dict(log.actions), log.simulated) == ({"sums": 4.0}, {"start": 1}, False)
+
+
+def test_the_only_pipelines_metrics_lie_in_the_run_folder_itself(tmp_path: Path) -> None:
+    events = [at(0, "start", pipeline="sums", step=0), ran("grad", "sums", 0, 1, 0, 1)]
+    assert read_run(run_folder(tmp_path, events, {"": [0.5, None, 0.75]})).rewards == {
+        "sums": [(1, 0.5), (3, 0.75)]
+    }
+
+
+def test_a_step_that_was_repeated_counts_when_it_was_done_last(tmp_path: Path) -> None:
+    events = [at(1, "step", pipeline="a", step=1), at(9, "step", pipeline="a", step=1)]
+    assert read_run(run_folder(tmp_path, events)).done == {"a": {1: T + 9}}
+
+
+def test_a_phase_is_held_against_the_newest_prediction_of_it(tmp_path: Path) -> None:
+    phase = {"pipeline": "a", "phase": "training", "step": 2}
+    events = [
+        at(0, "predicted", **phase, seconds=1.0),
+        at(5, "predicted", **phase, seconds=2.0),
+        at(8, "phase", **phase, t0=T + 5, t1=T + 8),
+        at(9, "phase", **phase, t0=T + 8, t1=T + 9),
+    ]
+    assert read_run(run_folder(tmp_path, events)).predictions == [Prediction("a", "training", 2, 2.0, 3.0)]
+
+
+def test_the_time_in_which_a_run_was_down_is_cut_out(tmp_path: Path) -> None:
+    events = [
+        ran("grad", "a", 0, 1, 0, 10),
+        at(3610, "resume", pipeline="a", step=0),
+        ran("grad", "a", 0, 1, 3611, 3620),
+        at(3620, "step", pipeline="a", step=1),
+    ]
+    log = read_run(run_folder(tmp_path, events))
+    assert [(span.t0 - T, span.t1 - T) for span in log.spans] == [(0, 10), (11, 20)]
+    assert (log.done, log.end) == ({"a": {1: T + 20}}, T + 20)
+    assert log.outages == [Outage(T + 10, 3600)]
+    assert [(one.t - T, one.event) for one in log.incidents] == [(10, "resume")]
+
+
+def test_a_pipeline_that_resumes_while_another_runs_stops_no_clock(tmp_path: Path) -> None:
+    events = [
+        ran("grad", "a", 0, 1, 0, 10),
+        at(3610, "resume", pipeline="a", step=0),
+        ran("decode", "b", 1, 1, 0, 4000),
+    ]
+    log = read_run(run_folder(tmp_path, events))
+    assert (log.outages, log.end) == ([], T + 4000)
+
+
+def test_a_pipeline_that_recovers_in_a_run_that_goes_on_stops_no_clock(tmp_path: Path) -> None:
+    """Nothing ran while it was made anew, and that is a bubble."""
+    events = [
+        at(0, "start", workers=1, pipelines=["a"]),
+        at(2, "arrived", pipeline="a", step=0),
+        ran("grad", "a", 0, 1, 2, 10),
+        at(10, "died", pipeline="a", reason="signal 9"),
+        at(30, "resume", pipeline="a", step=0),
+        at(30, "recovered", pipeline="a", step=0),
+        ran("grad", "a", 0, 1, 30, 40),
+        at(3640, "resume", workers=1, pipelines=["a"]),
+        at(3645, "resume", pipeline="a", step=1),
+    ]
+    log = read_run(run_folder(tmp_path, events))
+    assert log.outages == [Outage(T + 40, 3600)]
+    assert (log.end, log.arrivals) == (T + 45, {"a": T + 2})
+
+
+def test_a_sub_stage_that_raised_is_a_failure(tmp_path: Path) -> None:
+    log = read_run(run_folder(tmp_path, [ran("grad", "a", 0, 3, 0, 1, error="ValueError")]))
+    assert log.incidents == [Incident(T + 1, "a", "error", "grad of step 3 ended with ValueError")]
+    assert log.incidents[0].failure
+
+
+def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, two_pipelines(), {"sums": [0.5, 0.75]})
+    for path in (folder / "events.jsonl", folder / "sums" / "metrics.jsonl"):
+        path.write_bytes(path.read_bytes()[:-9])
+    log = read_run(folder)
+    assert (len(log.spans), log.rewards) == (7, {"sums": [(1, 0.5)]})
+
+
+NONSENSE: dict[str, tuple[str, str]] = {
+    "no JSON": ("what?", "is not a JSON object; remove that line"),
+    "no object": ("[1]", "is not a JSON object; remove that line"),
+    "no event": ('{"t": 1}', "is no event of a run: 'event' is missing"),
+    "no time": ('{"event": "step"}', "is no event of a run: 't' is missing"),
+    "no number": ('{"t": "now", "event": "step"}', "is no event of a run: t is 'now', not a number"),
+    "no finite number": ('{"t": NaN, "event": "step"}', "is no event of a run: t is nan, not a number"),
+    "no pipeline": ('{"t": 1, "event": "step", "step": 1}', "is no event of a run: 'pipeline' is missing"),
+    "a list for a name": (
+        '{"t": 1, "event": "step", "pipeline": [], "step": 1}',
+        "is no event of a run: pipeline is [], not a text",
+    ),
+    "an endless step": (
+        '{"t": 1, "event": "step", "pipeline": "a", "step": Infinity}',
+        "is no event of a run: step is inf, not a number",
+    ),
+    "no such worker": (
+        json.dumps(ran("grad", "a", -1, 1, 0, 1)),
+        "is no event of a run: there is no worker (-1,)",
+    ),
+    "a scene of one number": (
+        '{"t": 1, "event": "start", "scene": 3}',
+        "is no event of a run: 'int' object has no attribute 'items'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+def test_nonsense_is_named_with_its_file_and_line(case: str, tmp_path: Path) -> None:
+    line, message = NONSENSE[case]
+    path = run_folder(tmp_path, two_pipelines()) / "events.jsonl"
+    path.write_text(f"{path.read_text()}{line}\n{json.dumps(at(11, 'finished'))}\n")
+    with pytest.raises(JigsawError) as raised:
+        read_run(tmp_path)
+    assert str(raised.value) == f"{path}, line 19 {message}"
+
+
+def test_nonsense_among_the_metrics_is_named_too(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, two_pipelines(), {"sums": [0.5]})
+    with open(folder / "sums" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 2, "reward/mean": "high"}\n')
+    with pytest.raises(JigsawError, match=r"sums/metrics.jsonl, line 2 is no step's metrics: reward/mean is"):
+        read_run(folder)
+
+
+def test_what_is_no_run_folder_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    run_folder(tmp_path / "early", [])
+    said = {}
+    for name in ("nowhere", "file", "empty", "early"):
+        with pytest.raises(JigsawError) as raised:
+            read_run(tmp_path / name)
+        said[name] = str(raised.value).removeprefix(f"{tmp_path}/")
+    assert said == {
+        "nowhere": "nowhere: there is no such run folder",
+        "file": "file: is a file, not a run folder",
+        "empty": "empty: holds no events.jsonl, so it is not the folder of a run",
+        "early": "early/events.jsonl: holds no event yet",
+    }
