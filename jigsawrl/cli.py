@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from jigsawrl import __version__, cli_plan
+from jigsawrl import __version__, cli_plan, cli_report
 from jigsawrl.cli_help import Command, Commands
 from jigsawrl.errors import JigsawError
 
@@ -84,13 +84,23 @@ def run(
         ),
     ] = False,
 ) -> None:
-    """Train a model as a run file says.
+    """Train a model as a run file says, or several at once.
 
     The run folder gets the resolved run file, events, metrics, TensorBoard files, checkpoints, and in the end
-    the model as a Hugging Face folder.
+    the model as a Hugging Face folder. A run file with several pipelines runs them on shared workers under its
+    policy; each has a folder of its own inside, and report.html shows what ran where.
     """
     from jigsawrl.config import load_run_file
+    from jigsawrl.config.pipelines import holds_pipelines
 
+    if holds_pipelines(file):
+        from jigsawrl.cli_runs import run_several
+
+        with _stdout_on_stderr(as_json):
+            code, answer = run_several(file, overrides or [], out, resume, dry_run, as_json)
+        if as_json and answer:
+            print(answer)
+        raise typer.Exit(code)
     config = load_run_file(file, overrides or [])
     if dry_run:
         _print_resolved(config, as_json)
@@ -126,6 +136,7 @@ def fetch(
 
 
 cli_plan.add_to(app)
+cli_report.add_to(app)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

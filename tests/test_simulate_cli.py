@@ -160,8 +160,8 @@ REFUSED = {
     "run": Case(
         "run pair.yaml",
         2,
-        "jigsaw: pair.yaml: holds several pipelines, which cannot be run together yet;\n"
-        "'jigsaw simulate pair.yaml' says what that would give\n",
+        "jigsaw: pipelines.gsm8k: a workload of a profile can only be simulated; give it a run file (run: FILE),\n"
+        "or try 'jigsaw simulate'\n",
     ),
     "nothing to fit": Case("fit nowhere", 2, "jigsaw: nowhere: there is no such folder or log\n"),
     "hardware of a fit": Case(

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from jigsawrl.config.fields import Count, Name, NotNegative, Positive, Settings, Text, refuse
 from jigsawrl.config.messages import explain, joined
-from jigsawrl.config.runfile import anchor_paths, overridden, validated
+from jigsawrl.config.runfile import anchor_paths, overridden, read_run_file, validated
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
 
@@ -77,6 +77,11 @@ class Mix:
     runs: Mapping[str, RunConfig]
 
 
+def holds_pipelines(path: Path) -> bool:
+    """Whether a run file has several pipelines."""
+    return "pipelines" in read_run_file(path)
+
+
 def load_mix(path: Path, overrides: Sequence[str] = (), options: Mapping[str, Any] | None = None) -> Mix:
     """The pipelines of a run file of either kind, with `a.b=c` overrides and settings from the command line.
 
@@ -86,12 +91,12 @@ def load_mix(path: Path, overrides: Sequence[str] = (), options: Mapping[str, An
     given = {key: value for key, value in (options or {}).items() if value is not None}
     data = overridden(path, overrides, _anchor)
     if "pipelines" in data:
-        config = _checked({**data, **given})
+        config = checked_mix({**data, **given})
         runs = {name: _run(Path(entry.run)) for name, entry in config.pipelines.items() if entry.run}
         return Mix(config, runs)
     run = validated(data)
     shared = {"name": run.name, "seed": run.seed, "workers": run.workers, **given}
-    return Mix(_checked({**shared, "pipelines": {run.name: {"run": str(path)}}}), {run.name: run})
+    return Mix(checked_mix({**shared, "pipelines": {run.name: {"run": str(path)}}}), {run.name: run})
 
 
 def _run(path: Path) -> RunConfig:
@@ -104,7 +109,7 @@ def _run(path: Path) -> RunConfig:
         raise JigsawError(f"{path}: {error}") from None
 
 
-def _checked(data: dict[str, Any]) -> PipelinesConfig:
+def checked_mix(data: dict[str, Any]) -> PipelinesConfig:
     try:
         return PipelinesConfig.model_validate(data)
     except ValidationError as error:

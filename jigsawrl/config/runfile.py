@@ -24,10 +24,7 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     data = overridden(Path(path), overrides, anchor_paths)
     if "pipelines" in data:
-        raise JigsawError(
-            f"{path}: holds several pipelines, which cannot be run together yet;\n"
-            f"'jigsaw simulate {path}' says what that would give"
-        )
+        raise JigsawError(f"{path}: holds several pipelines; this takes a run file with one")
     return checked(data)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jigsawrl.config.messages import shown
+from jigsawrl.config.pipelines import PipelinesConfig, checked_mix
 from jigsawrl.config.runfile import read_run_file, validated
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
@@ -40,6 +41,34 @@ def check_run_folder(config: RunConfig, out: Path, resume: bool) -> bool:
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
         raise JigsawError(
             f"{out}: holds a run with other settings: {'; '.join(changed[:3])}{more}\n"
+            "resume it with the settings it had, or choose another folder with --out"
+        )
+    return True
+
+
+def check_mix_folder(config: PipelinesConfig, out: Path, resume: bool) -> bool:
+    """As `check_run_folder`, for several pipelines; each has a folder of its own inside."""
+    there = writable_part(out)
+    resolved = out / RESOLVED
+    if there != out or not any(out.glob("[!.]*")):
+        return False
+    if not resolved.exists():
+        raise JigsawError(f"{out}: is not empty, and holds no run; choose another folder with --out")
+    if not resume:
+        raise JigsawError(
+            f"{out}: holds a run already; continue it with --resume, or choose another with --out"
+        )
+    try:
+        before = checked_mix(read_run_file(resolved))
+    except JigsawError as error:
+        raise JigsawError(f"{resolved}: cannot be resumed: {str(error).splitlines()[0]}") from None
+    free = {"policy"}
+    old, new = (
+        {k: v for k, v in c.model_dump(mode="json").items() if k not in free} for c in (before, config)
+    )
+    if changed := list(_differences(old, new)):
+        raise JigsawError(
+            f"{out}: holds a run with other settings: {'; '.join(changed[:3])}\n"
             "resume it with the settings it had, or choose another folder with --out"
         )
     return True

@@ -66,7 +66,7 @@ class DecodeCost:
 
     def updated(self, measured: Measured) -> DecodeCost:
         """Follows a measurement of one pass."""
-        factor, error = _follow(
+        factor, error = follow(
             self.pass_seconds(measured.amount, measured.length), measured.seconds, self.error
         )
         return replace(self.scaled(factor), error=error)
@@ -96,11 +96,11 @@ class LinearCost:
         )
 
     def updated(self, measured: Measured) -> LinearCost:
-        factor, error = _follow(self.seconds(measured.amount, measured.length), measured.seconds, self.error)
+        factor, error = follow(self.seconds(measured.amount, measured.length), measured.seconds, self.error)
         return replace(self.scaled(factor), error=error)
 
 
-def _follow(predicted: float, seconds: float, error: float) -> tuple[float, float]:
+def follow(predicted: float, seconds: float, error: float) -> tuple[float, float]:
     """By which factor to change a prediction after a measurement, and the new error.
 
     What lies within the error moves it a little, what lies outside moves it fast, and no single measurement by
@@ -227,7 +227,7 @@ class Costs:
         else:
             cost: LinearCost = getattr(self, kind)
             predicted, error = self._at(cost, gpus).seconds(amount, length), cost.error
-        factor, error = _follow(predicted, seconds, error)
+        factor, error = follow(predicted, seconds, error)
         changed = replace(self, errors={**self.errors, kind: error})
         if kind == "decode":
             return replace(changed, decoding=replace(self.decoding.scaled(factor), error=error))

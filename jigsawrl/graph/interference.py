@@ -157,8 +157,11 @@ def side_by_side(table: Interference, signatures: tuple[Signature, ...]) -> tupl
 
 @lru_cache(maxsize=64)
 def company(table: Interference) -> int:
-    """How many of the most demanding kind are worth putting on one worker: each adds something to their total."""
-    total, count = 1.0, 1
+    """How many of the most demanding kind are worth putting on one worker: each adds something to their total.
+
+    Two in any case: one may wait for its tools while the other runs.
+    """
+    total, count = sum(side_by_side(table, ("compute",) * 2)), 2
     while count < MOST_COMPANY:
         more = sum(side_by_side(table, ("compute",) * (count + 1)))
         if more < WORTH * total:

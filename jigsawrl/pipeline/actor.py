@@ -6,6 +6,7 @@ them where there are several. Its methods are the sub-stages of a step.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,6 +116,12 @@ class Actor:
 
     def longest_sequence(self) -> int:
         return self.room
+
+    def busy_seconds(self) -> float:
+        """Seconds that this process was at work, ever. On a CPU, others on its cores do not count."""
+        if self.device.type == "cpu":
+            return time.process_time() / torch.get_num_threads()
+        return time.perf_counter()
 
     def end_rollout(self) -> list[PassSpan]:
         """The engine's passes since the last rollout ended."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
 from jigsawrl.engine.types import Request, SampleKey, SampleOutput
@@ -37,6 +37,8 @@ class Engines:
         """What each engine is at, by sample."""
         self.cached: dict[SampleKey, int] = {}
         """Where an episode's last turn was drawn."""
+        self.watched: tuple[Connection, ...] = ()
+        """Others whose messages end a wait."""
         self.woken, self.waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def add_request(self, request: Request) -> None:
@@ -58,10 +60,10 @@ class Engines:
         """Waits for samples to end in any of the engines, or for a nudge."""
         busy = {handle.pipe: n for n, handle in enumerate(self.handles) if self.requests[n]}
         outputs: list[SampleOutput] = []
-        for ready in wait([*busy, self.woken], PATIENCE):
+        for ready in wait([*busy, *self.watched, self.woken], PATIENCE):
             if ready == self.woken:
                 os.read(self.woken, 4096)
-            else:
+            elif ready in busy:
                 outputs += self._ended(busy[ready])  # type: ignore[index]
         return outputs
 

@@ -34,7 +34,7 @@ from jigsawrl.pipeline.journal import Journal
 from jigsawrl.pipeline.losses import aggregation_weights, kl_estimate, mean_metrics
 from jigsawrl.pipeline.prompts import PromptSource
 from jigsawrl.pipeline.rollout import Rollout, rollout_of
-from jigsawrl.pipeline.surroundings import Alone, Surroundings
+from jigsawrl.pipeline.surroundings import Alone, Stopped, Surroundings
 from jigsawrl.pipeline.trajectory import Trajectory, make_batch
 from jigsawrl.pipeline.warmup import prepare_base
 from jigsawrl.pipeline.workers import Workers, set_up_torch
@@ -92,7 +92,10 @@ def run(
             with around.stopping() as interrupted:
                 while pipeline.done < config.steps and not interrupted():
                     journal.begin(pipeline.done + 1)
-                    values = pipeline.step(journal)
+                    try:
+                        values = pipeline.step(journal)
+                    except Stopped:
+                        break
                     journal.end(values)
                     around.remember(pipeline.done, lambda: workers.first("save_state"), pipeline.state())
                     last = pipeline.done == config.steps or interrupted()
@@ -100,6 +103,8 @@ def run(
                         with journal.stage("checkpoint"):
                             store.save(pipeline.done, workers.first("save_state"), pipeline.state())
                 if pipeline.done < config.steps:
+                    if store.newest() != pipeline.done:
+                        store.save(pipeline.done, workers.first("save_state"), pipeline.state())
                     ended = "interrupted"
                     raise KeyboardInterrupt(f"stopped after step {pipeline.done}; go on with --resume")
                 workers.first("export", out)

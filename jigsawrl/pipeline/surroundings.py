@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 Phase = Literal["rollout", "training"]
 
 
+class Stopped(Exception):
+    """A phase will not run: whoever runs the pipeline wants it to stop where it is."""
+
+
 class Surroundings(Protocol):
     def workers(self, config: RunConfig, base: Path, device: str) -> Workers: ...
 
     def events(self, out: Path) -> EventSink: ...
 
     def phase(self, phase: Phase, step: int) -> AbstractContextManager[None]:
-        """Waits until the phase may run, and says afterwards that it is over."""
+        """Waits until the phase may run, and says afterwards that it is over. May raise Stopped instead."""
 
     def stopping(self) -> AbstractContextManager[Callable[[], bool]]:
         """Inside, asks whether to stop after the step."""

@@ -17,6 +17,7 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.model.folder import export_model, load_model
 from jigsawrl.model.tiny import write_tiny
 from jigsawrl.model.tokenizer import Tokenizer, load_tokenizer
+from jigsawrl.pipeline.base import base_folder
 from jigsawrl.pipeline.chat import Dialogue
 from jigsawrl.pipeline.environments.pool import Environments
 from jigsawrl.pipeline.prompts import PromptSource, keyed
@@ -36,9 +37,10 @@ BATCH, LEARNING_RATE = 64, 1e-3
 
 def prepare_base(config: RunConfig, out: Path, message: Callable[[str], None]) -> Path:
     """The folder that training starts from: the user's, or a tiny model made once in the run folder."""
+    base = base_folder(config, out)
     if config.model.path != "tiny":
-        return Path(config.model.path)
-    tiny, base = config.model.tiny, out / "base"
+        return base
+    tiny = config.model.tiny
     assert tiny is not None
     if (base / "config.json").is_file():
         return base

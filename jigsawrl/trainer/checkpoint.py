@@ -85,6 +85,10 @@ class CheckpointStore:
         self._delete_old(step)
         return target
 
+    def newest(self) -> int | None:
+        """The step of the newest checkpoint, good or not."""
+        return max((step for step, _ in self._candidates()), default=None) if self._folder.is_dir() else None
+
     def load_latest(self, on_refused: Callable[[str], None]) -> Checkpoint | None:
         """The newest good checkpoint, or None where there is no checkpoint at all.
 

@@ -1,0 +1,108 @@
+"""Running several pipelines from the command line, and what is printed afterwards."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from jigsawrl.config import text
+from jigsawrl.config.pipelines import load_mix
+from jigsawrl.telemetry.metrics import METRICS_FILE
+from jigsawrl.telemetry.summary import Summary, summarize
+from jigsawrl.telemetry.text import duration, number
+
+if TYPE_CHECKING:
+    from jigsawrl.runtime.launch import Outcome
+
+FAILED, INTERRUPTED = 1, 130
+
+
+def run_several(
+    file: Path, overrides: Sequence[str], out: Path | None, resume: bool, dry_run: bool, as_json: bool
+) -> tuple[int, str]:
+    """The exit code, and what goes to stdout with --json."""
+    mix = load_mix(file, overrides)
+    if dry_run:
+        resolved = mix.config.model_dump(mode="json")
+        if not as_json:
+            print(text.dump(resolved).rstrip("\n"))
+        return 0, json.dumps(resolved)
+    from jigsawrl.runtime.launch import run_mix
+    from jigsawrl.telemetry.progress import Progress
+
+    try:
+        with Progress(json=as_json) as progress:
+            outcome = run_mix(mix, out or Path("runs", mix.config.name), resume, progress)
+    except KeyboardInterrupt as interrupt:
+        print(f"jigsaw: {interrupt or 'interrupted; go on with --resume'}", file=sys.stderr)
+        return INTERRUPTED, ""
+    summaries = {each.name: summary_of(each.out) for each in outcome.pipelines}
+    if not as_json:
+        Console().print(table_of(outcome, summaries))
+    how = {each.how for each in outcome.pipelines}
+    code = FAILED if "failed" in how else INTERRUPTED if "interrupted" in how else 0
+    return code, json.dumps(as_dict(outcome, summaries))
+
+
+def summary_of(out: Path) -> Summary | None:
+    return summarize(out / METRICS_FILE) if (out / METRICS_FILE).is_file() else None
+
+
+def tokens_per_second(outcome: Outcome, summaries: dict[str, Summary | None]) -> float:
+    tokens = sum(summary.tokens for summary in summaries.values() if summary)
+    return tokens / outcome.seconds if outcome.seconds > 0 else 0.0
+
+
+def table_of(outcome: Outcome, summaries: dict[str, Summary | None]) -> Table:
+    table = Table(
+        title=f"{len(outcome.pipelines)} pipelines in {duration(outcome.seconds)}",
+        caption=f"{number(tokens_per_second(outcome, summaries))} tokens/s in all\n"
+        f"models are in {outcome.out}/NAME/model, what ran where is in {outcome.out / 'report.html'}",
+    )
+    for column in ("pipeline", "steps", "first reward", "last", "tokens/s", "done after", "ended"):
+        table.add_column(column, justify="left" if column in ("pipeline", "ended") else "right")
+    for each in outcome.pipelines:
+        summary = summaries[each.name]
+        table.add_row(
+            each.name,
+            str(each.steps),
+            figure(summary.reward_first if summary else None),
+            figure(summary.reward_last if summary else None),
+            figure(summary.tokens / each.seconds if summary and each.seconds > 0 else None),
+            duration(each.seconds),
+            ": ".join(filter(None, (each.how, each.reason.partition("\n")[0]))),
+        )
+    return table
+
+
+def figure(value: float | None) -> str:
+    return "" if value is None else number(value)
+
+
+def as_dict(outcome: Outcome, summaries: dict[str, Summary | None]) -> dict[str, object]:
+    return {
+        "out": str(outcome.out.absolute()),
+        "seconds": outcome.seconds,
+        "tokens_per_second": tokens_per_second(outcome, summaries),
+        "scheduler_seconds": outcome.work.seconds,
+        "scheduler_messages": outcome.work.messages,
+        "pipelines": {
+            each.name: {
+                "ended": each.how,
+                "reason": each.reason,
+                "steps": each.steps,
+                "seconds": each.seconds,
+                "out": str(each.out.absolute()),
+                "reward_first": summary.reward_first if (summary := summaries[each.name]) else None,
+                "reward_last": summary.reward_last if summary else None,
+                "tokens": summary.tokens if summary else 0,
+            }
+            for each in outcome.pipelines
+        },
+    }

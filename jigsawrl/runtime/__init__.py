@@ -1,0 +1,1 @@
+"""Several pipelines at once, for real: the event loop with real processes."""

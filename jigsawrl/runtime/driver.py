@@ -1,0 +1,277 @@
+"""A pipeline's driver: its loop, in a process of its own, beside others under a scheduler.
+
+The loop is the ordinary one. Before each phase its surroundings ask the scheduler, and wait; what happens meanwhile
+is told in small messages.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jigsawrl.config.tasks import CalculatorTask, EnvironmentTask, TextArenaTask
+from jigsawrl.engine.types import SampleKey, SampleOutput
+from jigsawrl.errors import JigsawError
+from jigsawrl.pipeline.actor import TAIL_FRACTION
+from jigsawrl.pipeline.actor_process import ActorDied, ProcessHandle
+from jigsawrl.pipeline.engines import Engines
+from jigsawrl.pipeline.loop import run
+from jigsawrl.pipeline.surroundings import Phase, Stopped
+from jigsawrl.pipeline.workers import Workers
+from jigsawrl.processes import die_with_parent
+from jigsawrl.runtime.messages import (
+    Asks,
+    At,
+    Began,
+    Ends,
+    FromDriver,
+    Gather,
+    Go,
+    Logged,
+    Made,
+    Over,
+    Says,
+    Stop,
+    ToDriver,
+)
+from jigsawrl.store.store import Store
+from jigsawrl.telemetry.events import EventSink, Substage, now
+from jigsawrl.trainer.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from jigsawrl.config import RunConfig
+
+MOST_LENGTHS = 4096
+"""Samples of a step from which the next one is foreseen."""
+MOST_EVENTS = 256
+"""Events that are told together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a driver is started with."""
+
+    config: RunConfig
+    out: Path
+    resume: bool
+    store: Path
+    """Where the node's store is."""
+
+
+def driver_main(scheduler: Connection, actors: Sequence[Connection], assignment: Assignment) -> None:
+    die_with_parent()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)  # the scheduler decides when to stop
+    line = Line(scheduler)
+    config = assignment.config
+    try:
+        around = Beside(line, actors, Store.attach(assignment.store), config)
+        run(config, assignment.out, assignment.resume, Told(line), around)
+        ends = Ends("finished")
+    except KeyboardInterrupt as interrupt:
+        ends = Ends("interrupted", str(interrupt))
+    except ActorDied as error:
+        ends = Ends("died", str(error))
+    except JigsawError as error:
+        ends = Ends("failed", str(error), refused=True)
+    except Exception as error:
+        ends = Ends("failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+    line.send(ends)
+
+
+class Line:
+    """To the scheduler and back. Where the scheduler is gone, so is the driver."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+        self.stopping = False
+
+    def send(self, message: FromDriver) -> None:
+        try:
+            self.pipe.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(1)
+
+    def receive(self) -> ToDriver:
+        try:
+            message: ToDriver = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            os._exit(1)
+        if isinstance(message, Stop):
+            self.stopping = True
+        return message
+
+    def waiting(self) -> bool:
+        return self.pipe.poll(0)
+
+
+class Told:
+    """Progress, shown by the scheduler's process."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+
+    def start(self, name: str, total_steps: int, done: int = 0) -> None:
+        self.line.send(Began(total_steps, done))
+
+    def update(self, name: str, step: int, values: Mapping[str, float]) -> None:
+        self.line.send(Made(step, dict(values)))
+
+    def message(self, text: str) -> None:
+        self.line.send(Says(text))
+
+
+class ToldEvents(EventSink):
+    """Events, written by the scheduler's process. Workers have their numbers there."""
+
+    def __init__(self, line: Line, around: Beside) -> None:
+        self.line = line
+        self.around = around
+        self.kept: list[dict[str, Any]] = []
+
+    def emit(self, event: str, **fields: Any) -> None:
+        self.kept.append({"t": round(now(), 6), "event": event, **fields})
+        self.close()
+
+    def record(
+        self,
+        substage: Substage,
+        *,
+        pipeline: str,
+        step: int,
+        t0: float,
+        t1: float,
+        worker: int = 0,
+        **fields: Any,
+    ) -> None:
+        if substage == "tool" and worker == 0:
+            self.around.waited += t1 - t0
+        times = {"t0": round(t0, 6), "t1": round(t1, 6)}
+        self.kept.append(
+            {"event": "substage", "substage": substage, "pipeline": pipeline, "step": step, "worker": worker}
+            | times
+            | fields
+        )
+        if len(self.kept) >= MOST_EVENTS:
+            self.close()
+
+    def close(self) -> None:
+        if self.kept:
+            self.line.send(Logged(tuple(self.kept)))
+            self.kept.clear()
+
+
+class WatchedEngines(Engines):
+    """Engines that say how far they are, and that listen to the scheduler while they generate."""
+
+    def __init__(self, handles: Sequence[ProcessHandle], line: Line, returning: bool) -> None:
+        super().__init__(handles)
+        self.line = line
+        self.returning = returning
+        """Whether an engine without samples may get some again: episodes come back from their tools."""
+        self.most = [0] * len(handles)
+        self.said: list[Substage | None] = [None] * len(handles)
+        self.watched = (line.pipe,)
+        self.lengths: dict[SampleKey, int] = {}
+        """Tokens of every sample of the phase, all turns together."""
+
+    def begin(self, engines: Sequence[int]) -> None:
+        self.use(engines)
+        self.lengths.clear()
+        self.most = [0] * len(self.handles)
+        self.said = [None] * len(self.handles)
+
+    def step(self) -> list[SampleOutput]:
+        self._say()
+        outputs = super().step()
+        while self.line.waiting():
+            message = self.line.receive()
+            if isinstance(message, Gather):
+                outputs += self.gather(message.engines)
+        for output in outputs:
+            made = self.lengths.get(output.key, 0)
+            self.lengths[output.key] = made + len(output.generated.token_ids)
+        self._say()
+        return outputs
+
+    def _say(self) -> None:
+        for engine in range(len(self.handles)):
+            samples = len(self.requests[engine])
+            self.most[engine] = max(self.most[engine], samples)
+            at: Substage | None = "decode" if samples > self.most[engine] * TAIL_FRACTION else "tail"
+            if samples == 0:
+                at = "tool" if self.returning and engine in self.open else None
+            if at != self.said[engine] and self.most[engine]:
+                self.said[engine] = at
+                self.line.send(At(engine, at, samples))
+
+
+class Beside:
+    """The surroundings of a pipeline among others."""
+
+    def __init__(self, line: Line, actors: Sequence[Connection], store: Store, config: RunConfig) -> None:
+        self.line = line
+        self.handles = [ProcessHandle(pipe, None, rank) for rank, pipe in enumerate(actors)]
+        self.store = store
+        self.name = config.name
+        episodes = isinstance(config.task, CalculatorTask | TextArenaTask | EnvironmentTask)
+        self.engines = WatchedEngines(self.handles, line, returning=episodes)
+        self.waited = 0.0
+        """Seconds of this phase in which no engine had anything to do but wait for tools."""
+
+    def workers(self, config: RunConfig, base: Path, device: str) -> Workers:
+        workers = Workers(self.handles, self.engines)
+        workers.all("ready")
+        return workers
+
+    def events(self, out: Path) -> EventSink:
+        return ToldEvents(self.line, self)
+
+    @contextmanager
+    def phase(self, phase: Phase, step: int) -> Iterator[None]:
+        self.line.send(Asks(phase, step))
+        go: ToDriver = self.line.receive()
+        while not isinstance(go, Go):
+            if isinstance(go, Stop) and phase == "rollout":
+                raise Stopped
+            go = self.line.receive()
+        self.engines.begin(go.engines)
+        self.waited = 0.0
+        before = self.busy()
+        yield
+        busy = tuple(after - each for after, each in zip(self.busy(), before, strict=True))
+        self.engines.forget_episodes()
+        lengths = tuple(self.engines.lengths.values())[:MOST_LENGTHS]
+        self.line.send(Over(phase, step, busy, len(go.engines), lengths, self.waited))
+
+    def busy(self) -> list[float]:
+        return [handle.call("busy_seconds") for handle in self.handles]
+
+    def stopping(self) -> AbstractContextManager[Callable[[], bool]]:
+        return nullcontext(self._stopping)
+
+    def _stopping(self) -> bool:
+        while self.line.waiting():
+            self.line.receive()
+        return self.line.stopping
+
+    def remember(self, step: int, save: Callable[[], dict[str, Any]], state: dict[str, Any]) -> None:
+        tensors = {f"{part}/{key}": value for part, each in save().items() for key, value in each.items()}
+        self.store.put(f"{self.name}/state", step, tensors, state)
+
+    def recall(self) -> Checkpoint | None:
+        entry = self.store.get(f"{self.name}/state")
+        if entry is None:
+            return None
+        tensors: dict[str, dict[str, Any]] = {}
+        for name, tensor in entry.tensors.items():
+            part, _, key = name.partition("/")
+            tensors.setdefault(part, {})[key] = tensor
+        return Checkpoint(entry.version, tensors, dict(entry.meta), Path(entry.name))

@@ -1,0 +1,101 @@
+"""The processes of one pipeline: a driver and an actor on each worker. They live and die together.
+
+All are forked from one process that has torch loaded, so a dozen of them are up in seconds and share its pages.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import tempfile
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jigsawrl.pipeline.base import base_folder
+from jigsawrl.runtime.cores import go_on
+
+if TYPE_CHECKING:
+    from jigsawrl.config import RunConfig
+
+PRELOADED = ["jigsawrl.runtime.preload"]
+GRACE_S = 5.0
+
+
+class Family:
+    """Started at once. `line` goes to the driver."""
+
+    def __init__(self, config: RunConfig, out: Path, resume: bool, store: Path, workers: int) -> None:
+        # Heavy modules belong into the children.
+        from jigsawrl.runtime.start import start_actor, start_driver
+
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        self.name = config.name
+        self.meeting = Path(tempfile.mkdtemp(prefix="jigsawrl-"))
+        self.line, theirs = context.Pipe()
+        pipes: list[Connection] = []
+        self.actors: list[BaseProcess] = []
+        base = base_folder(config, out)
+        for rank in range(workers):
+            driver_end, actor_end = context.Pipe()
+            pipes.append(driver_end)
+            meeting = f"file://{self.meeting}/gang"
+            arguments = (actor_end, config, base, "cpu", rank, workers, meeting)
+            actor = context.Process(
+                target=start_actor, args=arguments, name=f"{self.name}/actor/{rank}", daemon=True
+            )
+            actor.start()
+            actor_end.close()
+            self.actors.append(actor)
+        self.driver = context.Process(
+            target=start_driver,
+            args=(theirs, pipes, config, out, resume, store),
+            name=f"{self.name}/driver",
+            daemon=False,
+        )
+        self.driver.start()
+        theirs.close()
+        for pipe in pipes:
+            pipe.close()
+
+    @property
+    def processes(self) -> list[BaseProcess]:
+        return [self.driver, *self.actors]
+
+    def pid(self, engine: int) -> int:
+        pid = self.actors[engine].pid
+        assert pid is not None
+        return pid
+
+    def dead(self) -> list[BaseProcess]:
+        return [process for process in self.processes if process.exitcode is not None]
+
+    def kill(self) -> None:
+        """All of it, at once, whatever state it is in."""
+        for process in self.processes:
+            if process.pid is not None and process.exitcode is None:
+                process.kill()
+        self.wait()
+
+    def wait(self) -> None:
+        """Until all have ended; who does not, is killed."""
+        for process in [self.driver, *self.actors]:
+            process.join(timeout=GRACE_S)
+            if process.exitcode is None:
+                if process.pid is not None:
+                    go_on(process.pid)
+                process.kill()
+                process.join(timeout=GRACE_S)
+        self.line.close()
+        for left in self.meeting.glob("*"):
+            left.unlink(missing_ok=True)
+        self.meeting.rmdir()
+
+
+def how_it_ended(process: BaseProcess) -> str:
+    code = process.exitcode
+    if code is not None and code < 0:
+        return f"{process.name} was ended by {signal.Signals(-code).name}"
+    return f"{process.name} ended with exit code {code}"

@@ -1,0 +1,168 @@
+"""Runs the pipelines of a run file together: checks, folders, the store, the scheduler, and what comes of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jigsawrl import durable
+from jigsawrl.config import files, text
+from jigsawrl.config.messages import joined
+from jigsawrl.config.pipelines import Mix
+from jigsawrl.config.runfolder import check_mix_folder
+from jigsawrl.config.settings import RunConfig
+from jigsawrl.errors import JigsawError
+from jigsawrl.graph.cpu import cpu_worker
+from jigsawrl.graph.hardware import Hardware
+from jigsawrl.graph.interference import CORES
+from jigsawrl.policies.named import POLICIES
+from jigsawrl.runtime.cores import split_cores
+from jigsawrl.runtime.member import Member, first_outlook
+from jigsawrl.runtime.scheduler import Scheduler, Work
+from jigsawrl.store import folders
+from jigsawrl.telemetry.events import EventLog
+from jigsawrl.telemetry.runreport import write_report
+
+if TYPE_CHECKING:
+    from jigsawrl.telemetry.progress import Progress
+
+GB = 1e9
+SHARED_MEMORY = Path("/dev/shm")
+STORE_PART = 0.25
+"""Of the machine's memory that states of pipelines may take in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How one pipeline came out."""
+
+    name: str
+    how: str
+    reason: str
+    steps: int
+    out: Path
+    seconds: float
+    """From the first phase of any until its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    out: Path
+    seconds: float
+    pipelines: tuple[Ended, ...]
+    work: Work
+
+
+def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress) -> Outcome:
+    """Runs all pipelines under the file's policy. What is wrong with any of them shows before one is started."""
+    configs = {name: own_config(mix, name) for name in mix.config.pipelines}
+    for config in configs.values():
+        check(config)
+    check_mix_folder(mix.config, out, resume)
+    cores = split_cores(mix.config.workers)
+    worker = cpu_worker(len(cores[0]), len(cores))
+    members = {name: member_of(mix, name, config, out, worker) for name, config in configs.items()}
+    refuse_what_cannot_fit(list(members.values()), worker, len(cores))
+    out.mkdir(parents=True, exist_ok=True)
+    durable.replace(out / "config.yaml", text.dump(mix.config.model_dump(mode="json")).encode())
+    policy = POLICIES[mix.config.policy]
+    progress.message(
+        f"{len(members)} pipelines on {len(cores)} workers under {policy.name}; "
+        f"a worker is {len(cores[0])} of this machine's cores, a share is a number of them"
+    )
+    folders.remove_abandoned()
+    store = folders.make(None, out / "store", store_budget(worker.host_bytes * len(cores)))
+    folders.read(store)  # as long as this process lives, the store is in use
+    log = EventLog(out / "events.jsonl")
+    log.emit("resume" if resume else "start", policy=policy.name, workers=len(cores), pipelines=list(members))
+    scheduler = Scheduler(members, policy, cores, CORES, worker.device_bytes, store, log, progress, resume)
+    try:
+        scheduler.run()
+    finally:
+        log.emit("end", work=scheduler.work.seconds, messages=scheduler.work.messages)
+        log.close()
+        folders.remove(store)
+    write_report(out)
+    return outcome_of(scheduler, out)
+
+
+def store_budget(memory: float) -> int:
+    """Bytes of states in memory; the rest goes to the disk. Containers often have little shared memory."""
+    room = shutil.disk_usage(SHARED_MEMORY).free / 2 if SHARED_MEMORY.is_dir() else memory
+    return int(min(STORE_PART * memory, room))
+
+
+def own_config(mix: Mix, name: str) -> RunConfig:
+    """A pipeline's run file, as one among others."""
+    entry = mix.config.pipelines[name]
+    if entry.run is None:
+        raise JigsawError(
+            f"pipelines.{name}: a workload of a profile can only be simulated; give it a run file (run: FILE),\n"
+            f"or try 'jigsaw simulate'"
+        )
+    run = mix.runs[name]
+    cores = len(os.sched_getaffinity(0))
+    changed = {
+        "name": name,
+        "workers": mix.config.workers,
+        "threads": max(1, cores // mix.config.workers),
+        "steps": entry.steps or run.steps,
+        "device": "cpu",
+    }
+    return run.model_copy(update=changed)
+
+
+def check(config: RunConfig) -> None:
+    """A JigsawError that names the pipeline, where its files, packages or data are at fault."""
+    from jigsawrl.api import check_task
+
+    try:
+        if found := files.problems(config):
+            raise JigsawError(joined(found))
+        check_task(config)
+    except JigsawError as error:
+        raise JigsawError(f"pipelines.{config.name}: {error}") from None
+
+
+def member_of(mix: Mix, name: str, config: RunConfig, out: Path, worker: Hardware) -> Member:
+    entry = mix.config.pipelines[name]
+    outlook = first_outlook(name, config, entry, worker, mix.config.workers)
+    return Member(name, config, out / name, outlook, entry.arrival)
+
+
+def refuse_what_cannot_fit(members: list[Member], worker: Hardware, workers: int) -> None:
+    """A JigsawError with the arithmetic if a phase alone, or the state of all, exceeds a worker's memory."""
+    total = 0.0
+    for member in members:
+        sizes = member.outlook.memory(workers, 1, workers)
+        for phase, needed in (("rollout", sizes.rollout), ("training", sizes.training)):
+            if needed > worker.device_bytes:
+                raise JigsawError(
+                    f"pipelines.{member.name}: {phase} needs {needed / GB:.1f} GB on each of {workers} workers, "
+                    f"and each has {worker.device_bytes / GB:.1f} GB"
+                )
+        total += sizes.host
+    if total > worker.host_bytes:
+        raise JigsawError(
+            f"{len(members)} pipelines keep {total / GB:.1f} GB on each of {workers} workers, and each has "
+            f"{worker.host_bytes / GB:.1f} GB; run fewer at a time"
+        )
+
+
+def outcome_of(scheduler: Scheduler, out: Path) -> Outcome:
+    start = scheduler.first_decision or scheduler.started
+    ended = tuple(
+        Ended(
+            member.name,
+            member.ended or "interrupted",
+            member.reason,
+            member.done,
+            member.out,
+            max(0.0, (member.finished_at or start) - start),
+        )
+        for member in scheduler.members.values()
+    )
+    return Outcome(out, max(each.seconds for each in ended), ended, scheduler.work)

@@ -1,0 +1,111 @@
+"""What drivers and the scheduler tell each other. Small: tokens and weights go from actor to actor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jigsawrl.policies.state import Phase
+from jigsawrl.telemetry.events import Substage
+
+# From a driver
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """Its loop is set up; so many steps were made before."""
+
+    steps: int
+    done: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asks:
+    """A phase could start."""
+
+    phase: Phase
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """An engine is at another sub-stage now, with so many samples; None: it has nothing more to do."""
+
+    engine: int
+    substage: Substage | None
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The phase that ran is over."""
+
+    phase: Phase
+    step: int
+    busy: tuple[float, ...]
+    """Seconds that each of its actors was at work."""
+    engines: int
+    """That took part."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of a rollout's samples."""
+    tool_seconds: float = 0.0
+    """In which no engine of a rollout had anything to do but wait for tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A step is done."""
+
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Says:
+    """A line for people."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """Events for the log, as they are written there."""
+
+    events: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Nothing more comes from this driver. `refused`: the pipeline cannot run, and trying again would not help."""
+
+    how: str
+    reason: str = ""
+    refused: bool = False
+
+
+FromDriver = Began | Asks | At | Over | Made | Says | Logged | Ends
+
+# To a driver
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """The phase that was asked for may run, with these of its engines."""
+
+    engines: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """The rollout goes on with these of its engines only."""
+
+    engines: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Finish the step, save, end."""
+
+
+ToDriver = Go | Gather | Stop

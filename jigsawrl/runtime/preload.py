@@ -1,0 +1,13 @@
+"""Imported once, by the process from which all drivers and actors are forked: heavy modules, and nothing started.
+
+Some would only be imported on first use, by every process anew: an optimizer brings in `torch._dynamo`, a tokenizer
+`transformers`.
+"""
+
+from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401
+
+import jigsawrl.pipeline.loop
+import jigsawrl.runtime.driver  # noqa: F401
+from jigsawrl.processes import die_with_parent
+
+die_with_parent()

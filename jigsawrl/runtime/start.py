@@ -1,0 +1,27 @@
+"""Where forked processes begin: light to import, so that whoever starts them needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jigsawrl.config import RunConfig
+
+
+def start_driver(
+    line: Connection, actors: Sequence[Connection], config: RunConfig, out: Path, resume: bool, store: Path
+) -> None:
+    from jigsawrl.runtime.driver import Assignment, driver_main
+
+    driver_main(line, actors, Assignment(config, out, resume, store))
+
+
+def start_actor(
+    pipe: Connection, config: RunConfig, base: Path, device: str, rank: int, world: int, meeting: str
+) -> None:
+    from jigsawrl.pipeline.actor_process import actor_main
+
+    actor_main(pipe, config, base, device, rank, world, meeting)

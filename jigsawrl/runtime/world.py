@@ -1,0 +1,213 @@
+"""What the scheduler believes: which pipelines there are, what runs where, and how far it has come. Pure.
+
+Times are foreseen; what is heard of real sub-stages puts them right. Policies see the same `State` as in the
+simulator, and what they answer is entered here as it is carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jigsawrl.graph.batch import Batch
+from jigsawrl.graph.interference import Interference
+from jigsawrl.graph.lanes import Lane, Lanes, Segment
+from jigsawrl.graph.outlook import Outlook
+from jigsawrl.policies.state import (
+    Arrived,
+    Ended,
+    Event,
+    Left,
+    Migrate,
+    Phase,
+    Pipeline,
+    Place,
+    Ready,
+    Start,
+    State,
+    Survivors,
+)
+from jigsawrl.telemetry.events import Substage
+
+OVERDUE = 0.1
+"""A sub-stage that should have ended is thought to need this part of its time more."""
+
+
+@dataclass(slots=True)
+class Running:
+    """What is known of a lane besides its course."""
+
+    engine: int
+    """Of its pipeline; for training, the first of the gang."""
+    bytes: float
+    samples: int = 0
+
+
+class World:
+    """`home` of every pipeline are all workers."""
+
+    def __init__(self, table: Interference, workers: int, device_bytes: float) -> None:
+        self.lanes = Lanes(table, workers)
+        self.pipelines: dict[str, Pipeline] = {}
+        self.running: dict[int, Running] = {}
+        self.held = [0.0] * workers
+        self.alive = [True] * workers
+        self.device_bytes = device_bytes
+        self.next_lane = 0
+
+    @property
+    def workers(self) -> Place:
+        return tuple(range(len(self.alive)))
+
+    def advance(self, now: float) -> None:
+        self.lanes.drift(max(now, self.lanes.now), OVERDUE)
+
+    def state(self) -> State:
+        """A policy must not change it."""
+        return State(
+            now=self.lanes.now,
+            lanes=self.lanes.copy(),
+            pipelines=self.pipelines,
+            device_bytes=self.device_bytes,
+            held=self.held,
+            alive=self.alive,
+            survivors={key: found for key in self.running if (found := self._survivors(key)) is not None},
+        )
+
+    def _survivors(self, key: int) -> Survivors | None:
+        lane, running = self.lanes.lanes[key], self.running[key]
+        if lane.segment.kind != "tail" or running.samples == 0:
+            return None
+        outlook = self.pipelines[lane.pipeline].outlook
+        quantiles = outlook.forecast.quantiles()
+        place = 1 - running.samples / max(running.samples, outlook.shape.sequences / len(self.alive))
+        done = float(np.interp(place, np.linspace(0, 1, len(quantiles)), quantiles))
+        return Survivors(running.samples, outlook.shape.prompt_tokens + done)
+
+    # What is heard
+
+    def arrive(self, name: str, outlook: Outlook, steps: int, again: bool) -> Event:
+        """`again`: it was here before, and has lost what it was at."""
+        now = self.lanes.now
+        if again:
+            self.drop(name)
+            now = self.pipelines[name].arrived
+        self.pipelines[name] = Pipeline(name, outlook, self.workers, steps, now)
+        return Arrived(name)
+
+    def ask(self, name: str, phase: Phase, step: int) -> Event:
+        """A pipeline could start a phase."""
+        pipeline = self.pipelines[name]
+        self.drop(name)
+        pipeline.phase, pipeline.step = phase, step
+        pipeline.status, pipeline.since = "ready", self.lanes.now
+        return Ready(name, phase)
+
+    def at(self, name: str, engine: int, kind: Substage | None, samples: int) -> list[Event]:
+        """An engine has come to another sub-stage; None: it has nothing more to do."""
+        pipeline = self.pipelines[name]
+        for key in list(pipeline.lanes):
+            if self.running[key].engine != engine:
+                continue
+            lane = self.lanes.lanes[key]
+            was, self.running[key].samples = lane.segment.kind, samples
+            if kind is None:
+                self._remove(key)
+            elif kind != was:
+                self.lanes.replan(lane, _from(lane, kind))
+            else:
+                return []
+            return [Ended(name, key, was)]
+        return []
+
+    def over(self, name: str) -> list[Event]:
+        """Its phase has ended. It will ask for the next one."""
+        pipeline = self.pipelines[name]
+        keys = [(key, self.lanes.lanes[key].segment.kind) for key in pipeline.lanes]
+        self.drop(name)
+        pipeline.status, pipeline.since = "done", self.lanes.now
+        return [Ended(name, key, kind) for key, kind in keys]
+
+    def leave(self, name: str) -> Event:
+        self.drop(name)
+        self.pipelines[name].status = "done"
+        return Left(name)
+
+    def forecast(self, name: str, outlook: Outlook) -> None:
+        """What is foreseen of its coming phases from now on."""
+        self.pipelines[name].outlook = outlook
+
+    def drop(self, name: str) -> None:
+        for key in list(self.pipelines[name].lanes):
+            self._remove(key)
+
+    def _remove(self, key: int) -> None:
+        if key in self.lanes.lanes:
+            lane = self.lanes.remove(key)
+            for worker in lane.workers:
+                self.held[worker] -= self.running[key].bytes
+            self.pipelines[lane.pipeline].lanes.remove(key)
+            del self.running[key]
+
+    # What is done
+
+    def start(self, action: Start) -> None:
+        pipeline = self.pipelines[action.pipeline]
+        outlook = pipeline.outlook
+        if pipeline.phase == "rollout":
+            count, width = len(action.places), len(action.places[0])
+            needed = outlook.memory(count, width, len(pipeline.home)).rollout
+            segments = outlook.engine(count, width).segments
+            samples = round(outlook.shape.sequences / count)
+            for place in action.places:
+                self._add(pipeline, place, action.share, segments, Running(place[0], needed, samples))
+        else:
+            (place,) = action.places
+            needed = outlook.memory(1, pipeline.tp, len(place)).training
+            self._add(pipeline, place, action.share, outlook.training(len(place)), Running(-1, needed))
+        pipeline.status, pipeline.since = "running", self.lanes.now
+
+    def gather(self, action: Migrate) -> None:
+        pipeline = self.pipelines[action.pipeline]
+        samples = sum(self.running[key].samples for key in action.lanes)
+        context = max((s.context for key in action.lanes if (s := self._survivors(key))), default=1.0)
+        for key in action.lanes:
+            self._remove(key)
+        outlook, count = pipeline.outlook, len(action.places)
+        left = outlook.forecast.beyond(context - outlook.shape.prompt_tokens, max(1, samples))
+        parts = Batch(left, np.full(len(left), context)).split(count)
+        needed = outlook.memory_moved(samples / count, len(action.places[0]))
+        for place, part in zip(action.places, parts, strict=True):
+            segments = outlook.moved(part, len(place)).segments
+            running = Running(place[0], needed, len(part.remaining))
+            self._add(pipeline, place, action.share, segments, running)
+
+    def _add(
+        self,
+        pipeline: Pipeline,
+        place: Place,
+        share: float,
+        segments: Sequence[Segment],
+        running: Running,
+    ) -> None:
+        self.next_lane += 1
+        steps = tuple(segment for segment in segments if segment.seconds > 0) or (Segment("decode", 1e-3),)
+        lane = Lane(self.next_lane, pipeline.name, pipeline.step, pipeline.phase, place, share, steps)
+        self.running[lane.id] = running
+        pipeline.lanes.append(lane.id)
+        for worker in place:
+            self.held[worker] += running.bytes
+        self.lanes.add(lane)
+
+
+def _from(lane: Lane, kind: Substage) -> tuple[Segment, ...]:
+    """The lane's sub-stages from the next one of this kind on; of those that are left, if none is foreseen."""
+    later = lane.segments[lane.index + 1 :]
+    for number, segment in enumerate(later):
+        if segment.kind == kind:
+            return later[number:]
+    earlier = [segment for segment in lane.segments[: lane.index + 1] if segment.kind == kind]
+    again = replace(earlier[-1]) if earlier else Segment(kind, max(lane.left, 1e-3))
+    return (again, *later)
