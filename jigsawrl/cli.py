@@ -6,8 +6,6 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -15,6 +13,7 @@ import typer
 
 from jigsawrl import __version__, cli_plan, cli_report
 from jigsawrl.cli_help import Command, Commands
+from jigsawrl.cli_output import stdout_on_stderr
 from jigsawrl.errors import JigsawError
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def run(
     if holds_pipelines(file):
         from jigsawrl.cli_runs import run_several
 
-        with _stdout_on_stderr(as_json):
+        with stdout_on_stderr(as_json):
             code, answer = run_several(file, overrides or [], out, resume, dry_run, as_json)
         if as_json and answer:
             print(answer)
@@ -109,7 +108,7 @@ def run(
     from jigsawrl.telemetry.progress import Progress
 
     try:
-        with _stdout_on_stderr(as_json), Progress(json=as_json) as progress:
+        with stdout_on_stderr(as_json), Progress(json=as_json) as progress:
             result = launch(config, out or default_folder(config), resume, progress)
     except KeyboardInterrupt as interrupt:
         _fail(str(interrupt) or INTERRUPTED, 130)
@@ -162,23 +161,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def _fail(message: str, code: int) -> NoReturn:
     print(f"jigsaw: {message}", file=sys.stderr)
     sys.exit(code)
-
-
-@contextmanager
-def _stdout_on_stderr(wanted: bool) -> Iterator[None]:
-    """Sends whatever is written to stdout meanwhile, by child processes too, to stderr."""
-    if not wanted:
-        yield
-        return
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def _print_resolved(config: RunConfig, as_json: bool) -> None:

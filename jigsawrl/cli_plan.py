@@ -55,7 +55,8 @@ def add_to(app: typer.Typer) -> None:
     )(simulate)
     app.command(
         cls=Command,
-        epilog="jigsaw compare examples/simulate/run.yaml --simulate -- every policy, side by side\n"
+        epilog="jigsaw compare mix.yaml --policies serial,jigsaw -- run it under both, and see what sharing gives\n"
+        "jigsaw compare examples/simulate/run.yaml --simulate -- every policy, side by side, nothing is run\n"
         "jigsaw compare mix.yaml --simulate --policies serial,jigsaw --out sim -- two of them, with a picture",
     )(compare)
     app.command(
@@ -133,7 +134,11 @@ def compare(
     ] = False,
     policies: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Which policies; all if not given.", rich_help_panel="What if"),
+        typer.Option(
+            metavar="A,B",
+            help="Which policies; if not given, all, and of real runs serial,concurrent,rollmux,jigsaw.",
+            rich_help_panel="What if",
+        ),
     ] = None,
     workers: Workers = None,
     hardware: HardwareName = None,
@@ -141,23 +146,33 @@ def compare(
     seed: Seed = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write a picture and the figures.", rich_help_panel="Output"),
+        typer.Option(
+            metavar="DIR",
+            help="Write a picture and the figures; real runs go there too, or into runs/NAME-compare.",
+            rich_help_panel="Output",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Hold policies against each other on the same pipelines."""
+    """Hold policies against each other on the same pipelines.
+
+    They are run for real, under one policy after another, or, in seconds and on any machine, simulated.
+    """
     if not simulated:
-        raise JigsawError("comparing real runs is not there yet; add --simulate to compare simulated ones")
+        only = {"--hardware": hardware, "--profile": profile, "--seed": seed}
+        for option in (name for name, value in only.items() if value is not None):
+            raise JigsawError(f"{option}: is for simulated runs; add --simulate, or leave it out")
+        from jigsawrl.cli_compare import compare_for_real
+        from jigsawrl.config.pipelines import load_mix
+
+        mix = load_mix(file, overrides or [], {"workers": workers})
+        raise typer.Exit(compare_for_real(mix, _policies(policies), out, as_json))
     scene, _ = _scene(file, overrides, None, workers, hardware, profile, seed)
-    from jigsawrl.config.messages import require
     from jigsawrl.policies.named import POLICIES
     from jigsawrl.simulator.compare import compared
     from jigsawrl.simulator.outputs import COMPARISON_FILES, check_out, comparison_document, write_comparison
 
-    named = list(POLICIES) if policies is None else [name.strip() for name in policies.split(",")]
-    for name in named:
-        require("--policies", name, list(POLICIES))
-    named = list(dict.fromkeys(named))
+    named = _policies(policies) or list(POLICIES)
     if out is not None:
         check_out(out, COMPARISON_FILES)
     with _progress() as say:
@@ -254,6 +269,17 @@ def _scene(
     options = {"policy": policy, "workers": workers, "hardware": hardware, "profile": profile, "seed": seed}
     mix = load_mix(file, overrides or [], options)
     return scene_of(mix), mix.config.policy
+
+
+def _policies(given: str | None) -> list[str]:
+    """Those that are named, each once."""
+    from jigsawrl.config.messages import require
+    from jigsawrl.policies.named import POLICIES
+
+    named = [] if given is None else [name.strip() for name in given.split(",")]
+    for name in named:
+        require("--policies", name, list(POLICIES))
+    return list(dict.fromkeys(named))
 
 
 def _refuse_to_overwrite(target: Path) -> None:

@@ -41,7 +41,7 @@ def report(
 
     console = Console()
     console.print(ReportTable(made.report, made.log.name))
-    for line in made.failures():
+    for line in made.notes():
         console.print(line, highlight=False, markup=False)
     console.print(
         f"written: {made.page} and {made.timeline.name}", highlight=False, soft_wrap=True, markup=False

@@ -155,7 +155,30 @@ REFUSED = {
     "real runs": Case(
         "compare pair.yaml",
         2,
-        "jigsaw: comparing real runs is not there yet; add --simulate to compare simulated ones\n",
+        "jigsaw: pipelines.gsm8k: a workload of a profile can only be simulated; add --simulate,\n"
+        "or give it a run file (run: FILE)\n",
+    ),
+    "policies of real runs": Case(
+        "compare sums.yaml --policies serial,rolmux",
+        2,
+        f"jigsaw: --policies: 'rolmux' is not allowed; it must be one of {', '.join(POLICIES)}; "
+        "did you mean 'rollmux'?\n",
+    ),
+    "folder of real runs in use": Case(
+        "compare sums.yaml --out kept",
+        2,
+        "jigsaw: kept: is not empty; choose another folder with --out\n",
+    ),
+    "folder of an earlier comparison": Case(
+        "compare sums.yaml --out c",
+        2,
+        "jigsaw: c: holds a comparison already; choose another folder with --out\n",
+        files=(("c/compare.json", "{}"), ("c/serial/config.yaml", "")),
+    ),
+    "hardware of real runs": Case(
+        "compare sums.yaml --hardware h200",
+        2,
+        "jigsaw: --hardware: is for simulated runs; add --simulate, or leave it out\n",
     ),
     "run": Case(
         "run pair.yaml",
@@ -180,7 +203,13 @@ REFUSED = {
 }
 DONE = {
     "simulate": Case("simulate pair.yaml --out sim", 0, "", None),
-    "simulate again": Case("simulate pair.yaml --out sim --seed 1", 0, "", None, (("sim/report.json", ""),)),
+    "simulate again": Case(
+        "simulate pair.yaml --out sim --seed 1",
+        0,
+        "",
+        None,
+        (("sim/report.json", ""), ("sim/report.html", "of another simulation")),
+    ),
     "simulate as json": Case("simulate pair.yaml --policy serial --hardware h200 --json", 0, "", None),
     "one run": Case("simulate sums.yaml rollout.samples=4 --workers 2 --json", 0, "", None),
     "a run among others": Case("simulate both.yaml --json", 0, "", None),
@@ -244,7 +273,7 @@ def test_a_simulation_says_what_it_rests_on_and_what_came_out(outcomes: dict[str
 def test_a_simulation_leaves_the_files_of_a_real_run(outcomes: dict[str, Outcome]) -> None:
     outcome = outcomes["done: simulate"]
     folder = outcome.folder / "sim"
-    names = {"events.jsonl", "timeline.json", "picture.svg", "report.json"}
+    names = {"events.jsonl", "timeline.json", "picture.svg", "report.json", "report.html"}
     assert outcome.written == {"sim", *(f"sim/{name}" for name in names)}
     events = [event for _, event in jsonl.read(folder / "events.jsonl")]
     saved = json.loads((folder / "report.json").read_text())
@@ -262,6 +291,8 @@ def test_another_seed_is_another_simulation(outcomes: dict[str, Outcome]) -> Non
     )
     assert (first["seed"], again["seed"]) == (0, 1)
     assert first["seconds"] != again["seconds"]
+    renewed = (outcomes["done: simulate again"].folder / "sim" / "report.html").read_text()
+    assert "of another simulation" not in renewed
 
 
 def test_other_hardware_is_said_to_be_carried_over(outcomes: dict[str, Outcome]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jigsawrl.telemetry.events import EventSink, PassSpan, Substage, now
 from jigsawrl.telemetry.metrics import Metrics
@@ -59,7 +59,8 @@ class Journal:
 
     @contextmanager
     def substage(self, substage: Substage) -> Iterator[None]:
-        with self.events.span(substage, pipeline=self.pipeline, step=self.step):
+        fields: dict[str, Any] = {"workers": list(range(self.workers))} if self.workers > 1 else {}
+        with self.events.span(substage, pipeline=self.pipeline, step=self.step, **fields):
             yield
 
     def passes(self, spans: list[list[PassSpan]]) -> None:

@@ -38,6 +38,8 @@ TIGHT, TIGHT_STEPS = 0.1, 0.5
 a phase on too few workers costs that much."""
 MOVES = 3
 """Ways to gather tails that are tried, tails on most workers first."""
+SHORT = 0.5
+"""Seconds of a phase that are not worth the time that looking ahead takes itself, about a hundredth of them."""
 PATIENCE = 3.0
 """Steps of its own that a phase waits before it goes first."""
 FEW, FEW_PIPELINES = 24, 4
@@ -122,7 +124,7 @@ class Jigsaw:
         if self.merge:
             spread = sorted(state.unfinished(), key=lambda p: (-len(p.lanes), p.name))
             moves = [move for found in [self._moves(state, p) for p in spread] for move in found][:MOVES]
-        if not self.lookahead:
+        if not self.lookahead or all(state.phase_seconds(p) < SHORT for p in waiting):
             return planner.after(moves[0]).actions if moves else planner.plan(waiting).actions
         must = late(state, waiting[0]) or not state.lanes.lanes
         return self._best(state, planner, moves, must)

@@ -95,6 +95,13 @@ class State:
     def running(self, pipeline: Pipeline) -> list[Lane]:
         return [self.lanes.lanes[key] for key in pipeline.lanes]
 
+    def phase_seconds(self, pipeline: Pipeline) -> float:
+        """Of its waiting phase, alone on all of its workers."""
+        outlook, workers = pipeline.outlook, max(len(pipeline.home), pipeline.tp)
+        if pipeline.phase == "rollout":
+            return outlook.rollout_seconds(max(1, workers // pipeline.tp), pipeline.tp)
+        return outlook.training_seconds(workers)
+
     def left_alone(self, pipeline: Pipeline) -> float:
         """Seconds of all its work that is left if it had all of its workers to itself from now on."""
         outlook, workers = pipeline.outlook, max(len(pipeline.home), pipeline.tp)
@@ -103,9 +110,7 @@ class State:
             after += outlook.training_seconds(workers)
         if pipeline.status == "running":
             return after + max(lane.left_in_all() for lane in self.running(pipeline))
-        if pipeline.phase == "rollout":
-            return after + outlook.rollout_seconds(max(1, workers // pipeline.tp), pipeline.tp)
-        return after + outlook.training_seconds(workers)
+        return after + self.phase_seconds(pipeline)
 
     def fits(self, place: Place, bytes_needed: float) -> bool:
         return all(self.held[worker] + bytes_needed <= self.device_bytes for worker in place)

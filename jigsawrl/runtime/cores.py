@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from jigsawrl.errors import JigsawError
 
@@ -29,9 +28,9 @@ def pin(pid: int, cores: Iterable[int]) -> None:
     """Every thread of a process to these cores; nothing where it is gone."""
     chosen = set(cores)
     with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
+        for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):
-                os.sched_setaffinity(int(task.name), chosen)
+                os.sched_setaffinity(int(task), chosen)
 
 
 def part_of(cores: Sequence[int], share: float, offset: int) -> tuple[int, ...]:

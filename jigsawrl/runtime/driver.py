@@ -135,6 +135,18 @@ class ToldEvents(EventSink):
         self.line = line
         self.around = around
         self.kept: list[dict[str, Any]] = []
+        self.said: Substage | None = None
+
+    @contextmanager
+    def span(
+        self, substage: Substage, *, pipeline: str, step: int, worker: int = 0, **fields: Any
+    ) -> Iterator[dict[str, Any]]:
+        """What all actors are at together is told when it begins, too."""
+        if substage != self.said:
+            self.said = substage
+            self.line.send(At(-1, substage, 0))
+        with super().span(substage, pipeline=pipeline, step=step, worker=worker, **fields) as found:
+            yield found
 
     def emit(self, event: str, **fields: Any) -> None:
         self.kept.append({"t": round(now(), 6), "event": event, **fields})
@@ -153,12 +165,12 @@ class ToldEvents(EventSink):
     ) -> None:
         if substage == "tool" and worker == 0:
             self.around.waited += t1 - t0
+        where = self.around.where
+        if "workers" in fields:
+            fields["workers"] = sorted({where[each] for each in fields["workers"]})
         times = {"t0": round(t0, 6), "t1": round(t1, 6)}
-        self.kept.append(
-            {"event": "substage", "substage": substage, "pipeline": pipeline, "step": step, "worker": worker}
-            | times
-            | fields
-        )
+        which = {"substage": substage, "pipeline": pipeline, "step": step, "worker": where[worker]}
+        self.kept.append({"event": "substage"} | which | times | fields)
         if len(self.kept) >= MOST_EVENTS:
             self.close()
 
@@ -223,6 +235,9 @@ class Beside:
         self.name = config.name
         episodes = isinstance(config.task, CalculatorTask | TextArenaTask | EnvironmentTask)
         self.engines = WatchedEngines(self.handles, line, returning=episodes)
+        self.where = tuple(range(len(actors)))
+        """The worker that each actor is on."""
+        self.told = ToldEvents(line, self)
         self.waited = 0.0
         """Seconds of this phase in which no engine had anything to do but wait for tools."""
 
@@ -232,7 +247,7 @@ class Beside:
         return workers
 
     def events(self, out: Path) -> EventSink:
-        return ToldEvents(self.line, self)
+        return self.told
 
     @contextmanager
     def phase(self, phase: Phase, step: int) -> Iterator[None]:
@@ -243,11 +258,13 @@ class Beside:
                 raise Stopped
             go = self.line.receive()
         self.engines.begin(go.engines)
+        self.where = go.where
         self.waited = 0.0
         before = self.busy()
         yield
         busy = tuple(after - each for after, each in zip(self.busy(), before, strict=True))
         self.engines.forget_episodes()
+        self.told.close()
         lengths = tuple(self.engines.lengths.values())[:MOST_LENGTHS]
         self.line.send(Over(phase, step, busy, len(go.engines), lengths, self.waited))
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jigsawrl.pipeline.base import base_folder
-from jigsawrl.runtime.cores import go_on
+from jigsawrl.runtime.cores import go_on, pin
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
@@ -32,11 +35,14 @@ class Family:
 
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
+        with deaf_children():
+            forkserver.ensure_running()
         self.name = config.name
         self.meeting = Path(tempfile.mkdtemp(prefix="jigsawrl-"))
         self.line, theirs = context.Pipe()
         pipes: list[Connection] = []
         self.actors: list[BaseProcess] = []
+        self.pinned: dict[int, tuple[int, ...]] = {}
         base = base_folder(config, out)
         for rank in range(workers):
             driver_end, actor_end = context.Pipe()
@@ -61,8 +67,18 @@ class Family:
             pipe.close()
 
     @property
+    def sentinels(self) -> list[int]:
+        return [process.sentinel for process in self.processes]
+
+    @property
     def processes(self) -> list[BaseProcess]:
         return [self.driver, *self.actors]
+
+    def pin(self, engine: int, cores: tuple[int, ...]) -> None:
+        """Its actor to these cores."""
+        if self.pinned.get(engine) != cores:
+            self.pinned[engine] = cores
+            pin(self.pid(engine), cores)
 
     def pid(self, engine: int) -> int:
         pid = self.actors[engine].pid
@@ -92,6 +108,17 @@ class Family:
         for left in self.meeting.glob("*"):
             left.unlink(missing_ok=True)
         self.meeting.rmdir()
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Who is started inside hears no Ctrl-C: whoever started it decides what becomes of it."""
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def how_it_ended(process: BaseProcess) -> str:

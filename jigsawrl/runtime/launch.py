@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +20,12 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.graph.cpu import cpu_worker
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.interference import CORES
+from jigsawrl.pipeline.base import base_folder
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.runtime.cores import split_cores
 from jigsawrl.runtime.member import Member, first_outlook
 from jigsawrl.runtime.scheduler import Scheduler, Work
-from jigsawrl.store import folders
+from jigsawrl.store import folders, locks
 from jigsawrl.telemetry.events import EventLog
 from jigsawrl.telemetry.runreport import write_report
 
@@ -56,17 +59,23 @@ class Outcome:
     work: Work
 
 
-def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress) -> Outcome:
-    """Runs all pipelines under the file's policy. What is wrong with any of them shows before one is started."""
+def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path | None = None) -> Outcome:
+    """Runs all pipelines under the file's policy. What is wrong with any of them shows before one is started.
+
+    `bases` is the folder of another run of theirs, whose tiny models are taken.
+    """
     configs = {name: own_config(mix, name) for name in mix.config.pipelines}
     for config in configs.values():
         check(config)
-    check_mix_folder(mix.config, out, resume)
+    if check_mix_folder(mix.config, out, resume):
+        refuse_if_in_use(out)
     cores = split_cores(mix.config.workers)
     worker = cpu_worker(len(cores[0]), len(cores))
     members = {name: member_of(mix, name, config, out, worker) for name, config in configs.items()}
     refuse_what_cannot_fit(list(members.values()), worker, len(cores))
     out.mkdir(parents=True, exist_ok=True)
+    if bases is not None:
+        take_bases(list(members.values()), bases)
     durable.replace(out / "config.yaml", text.dump(mix.config.model_dump(mode="json")).encode())
     policy = POLICIES[mix.config.policy]
     progress.message(
@@ -87,6 +96,22 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress) -> Outcome:
         folders.remove(store)
     write_report(out)
     return outcome_of(scheduler, out)
+
+
+def take_bases(members: Sequence[Member], run: Path) -> None:
+    """Tiny models are not made anew where another run has made them: they would be the same."""
+    for member in members:
+        made = base_folder(member.config, run / member.name)
+        own = base_folder(member.config, member.out)
+        if (made / "config.json").is_file() and not own.exists():
+            shutil.copytree(made, own)
+
+
+def refuse_if_in_use(out: Path) -> None:
+    """A JigsawError while another process runs what is in this folder."""
+    with suppress(FileNotFoundError), locks.if_unused(out / "store") as unused:
+        if not unused:
+            raise JigsawError(f"{out}: another run is using it; let it end, or choose another with --out")
 
 
 def store_budget(memory: float) -> int:

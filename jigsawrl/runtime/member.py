@@ -20,6 +20,7 @@ from jigsawrl.graph.lanes import Segment
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.runtime.family import Family
 from jigsawrl.runtime.messages import Ends, Over
+from jigsawrl.telemetry.events import Substage
 
 RETRIES = 3
 """Deaths in a row, without a step in between, after which a pipeline is given up."""
@@ -41,6 +42,8 @@ class Member:
     asked: tuple[str, int] | None = None
     """Phase and step that its driver waits for."""
     done: int = 0
+    furthest: int = 0
+    """The last step that it ever made."""
     deaths: int = 0
     ends: Ends | None = None
     """What its driver said last."""
@@ -52,8 +55,15 @@ class Member:
     since: float = 0.0
     """When its phase started."""
     finished_at: float | None = None
+    training: Substage | None = None
+    """What its training gang was at last."""
     paused: set[int] = field(default_factory=set)
     """Engines that stand still."""
+
+    @property
+    def sentinels(self) -> list[int]:
+        """By which the end of its processes is noticed."""
+        return self.family.sentinels if self.family is not None else []
 
     def learn(self, over: Over) -> None:
         """What is foreseen follows what a phase turned out to be."""

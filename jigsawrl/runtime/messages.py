@@ -30,7 +30,10 @@ class Asks:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """An engine is at another sub-stage now, with so many samples; None: it has nothing more to do."""
+    """An engine is at another sub-stage now, with so many samples; None: it has nothing more to do.
+
+    Engine -1: all actors together, in training.
+    """
 
     engine: int
     substage: Substage | None
@@ -94,6 +97,8 @@ class Go:
     """The phase that was asked for may run, with these of its engines."""
 
     engines: tuple[int, ...]
+    where: tuple[int, ...]
+    """The worker that each of its actors is on."""
 
 
 @dataclass(frozen=True, slots=True)

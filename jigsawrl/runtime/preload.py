@@ -4,10 +4,11 @@ Some would only be imported on first use, by every process anew: an optimizer br
 `transformers`.
 """
 
-from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401
-
-import jigsawrl.pipeline.loop
-import jigsawrl.runtime.driver  # noqa: F401
 from jigsawrl.processes import die_with_parent
 
-die_with_parent()
+die_with_parent()  # before the imports, which take seconds
+
+from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402, F401
+
+import jigsawrl.pipeline.loop  # noqa: E402
+import jigsawrl.runtime.driver  # noqa: E402, F401

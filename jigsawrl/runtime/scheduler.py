@@ -5,16 +5,18 @@ One process, messages only. Everything it believes is in `World`; everything tha
 
 from __future__ import annotations
 
+import selectors
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jigsawrl.graph.interference import Interference
+from jigsawrl.graph.lanes import Lane
 from jigsawrl.policies.state import (
     Action,
     Event,
@@ -28,7 +30,7 @@ from jigsawrl.policies.state import (
     Wait,
     Woken,
 )
-from jigsawrl.runtime.cores import go_on, part_of, pin, stop
+from jigsawrl.runtime.cores import go_on, part_of, stop
 from jigsawrl.runtime.family import Family, how_it_ended
 from jigsawrl.runtime.member import RETRIES, Member
 from jigsawrl.runtime.messages import (
@@ -46,6 +48,7 @@ from jigsawrl.runtime.messages import (
     Stop,
     ToDriver,
 )
+from jigsawrl.runtime.watch import Watch
 from jigsawrl.runtime.world import World
 from jigsawrl.telemetry.events import EventLog, now
 
@@ -63,7 +66,7 @@ class Work:
     messages: int = 0
     decisions: int = 0
     seconds: float = 0.0
-    """At work, not waiting."""
+    """Of a core, from the first decision on, display and log included."""
 
 
 @dataclass(slots=True)
@@ -79,6 +82,8 @@ class Scheduler:
     progress: Progress
     resume: bool
     world: World = field(init=False)
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    watch: Watch = field(init=False)
     work: Work = field(default_factory=Work)
     wakes: list[float] = field(default_factory=list)
     started: float = field(default_factory=now)
@@ -88,18 +93,23 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.world = World(self.table, len(self.cores), self.device_bytes)
+        self.watch = Watch(self.progress, len(self.cores))
 
     def run(self) -> None:
         """Until every pipeline has ended, one way or another. Nothing is left running, whatever happens."""
         with interrupts() as pressed:
             try:
+                self.watch.show(self.world, self.members, at_once=True)
                 while any(member.ended is None for member in self.members.values()):
                     if pressed() > 1:
                         raise KeyboardInterrupt("stopped at once; go on with --resume")
                     if pressed() and not self.stopping:
                         self._stop_all()
                     self._turn()
+                self.watch.show(self.world, self.members, at_once=True)
             finally:
+                if self.first_decision is not None:
+                    self.work.seconds += time.process_time()
                 for member in self.members.values():
                     if member.family is not None:
                         member.family.kill()
@@ -107,22 +117,28 @@ class Scheduler:
     def _turn(self) -> None:
         """Waits for something to happen, hears all of it, and decides once."""
         self._start_who_is_due()
-        lines = {m.family.line: m for m in self.members.values() if m.family is not None and m.ends is None}
-        sentinels = [p.sentinel for m in self.members.values() if m.family for p in m.family.processes]
-        wait([*lines, *sentinels], self._patience())
-        begun = time.perf_counter()
+        ready: dict[str, set[str]] = {}
+        for key, _ in self.selector.select(self._patience()):
+            name, what = key.data
+            ready.setdefault(name, set()).add(what)
+        self.watch.pass_time(self.world, now())
         self.world.advance(now())
         events: list[Event] = []
-        for line, member in lines.items():
-            events += self._listen(line, member)
-        for member in list(self.members.values()):
-            events += self._look_after(member)
+        for name, what in ready.items():
+            member = self.members[name]
+            if "line" in what and member.family is not None:
+                events += self._listen(member.family.line, member)
+            if "process" in what or member.ends is not None:
+                events += self._look_after(member)
         if self.wakes and self.wakes[0] <= now():
             self.wakes = [at for at in self.wakes if at > now()]
             events.append(Woken())
         if events and self._everyone_is_there():
             self._decide(events)
-        self.work.seconds += time.perf_counter() - begun
+        self._let_go()
+        self.watch.show(self.world, self.members)
+        if ready:
+            self.log.flush()
 
     def _patience(self) -> float:
         due = [
@@ -145,6 +161,14 @@ class Scheduler:
     def _start_family(self, member: Member, resume: bool) -> None:
         member.ends, member.asked = None, None
         member.family = Family(member.config, member.out, resume, self.store, len(self.cores))
+        self.selector.register(member.family.line, selectors.EVENT_READ, (member.name, "line"))
+        for sentinel in member.family.sentinels:
+            self.selector.register(sentinel, selectors.EVENT_READ, (member.name, "process"))
+
+    def _forget(self, family: Family) -> None:
+        """Nothing more is heard of it."""
+        for each in (family.line.fileno(), *family.sentinels):
+            self.selector.unregister(each)
 
     def _look_after(self, member: Member) -> list[Event]:
         """Notices who has ended, and what that means."""
@@ -154,12 +178,14 @@ class Scheduler:
         events = self._listen(family.line, member)  # its last words
         ends = member.ends
         if ends is not None and ends.how in ("finished", "interrupted"):
+            self._forget(family)
             family.wait()
             return [*events, self._end(member, ends.how, ends.reason)]
         dead = family.dead()
         reason = ends.reason if ends else how_it_ended(dead[0])
         if ends is not None and ends.how == "died" and dead:
             reason = how_it_ended(dead[0])
+        self._forget(family)
         family.kill()
         if ends is not None and ends.refused:
             return [*events, self._end(member, "failed", reason)]
@@ -177,7 +203,7 @@ class Scheduler:
         self.progress.message(f"{member.name}: {first}; it goes on from step {member.done}")
         if member.name in self.world.pipelines:
             self.world.drop(member.name)
-            self.world.pipelines[member.name].status = "running"
+            self.world.pipelines[member.name].status = "done"
         self._start_family(member, resume=True)
         return []
 
@@ -224,12 +250,16 @@ class Scheduler:
                 return self._began(member, steps, done)
             case Asks(phase, step):
                 return self._asked(member, phase, step)
+            case At(-1, substage):
+                member.training = substage
             case At(engine, substage, samples):
                 return self.world.at(member.name, engine, substage, samples)
             case Over():
                 return self._over(member, message)
             case Made(step, values):
-                member.done, member.deaths = step, 0
+                member.done = step
+                if step > member.furthest:  # a step that is made again is no way out of a death
+                    member.furthest, member.deaths = step, 0
                 self.progress.update(member.name, step, values)
             case Says(text):
                 self.progress.message(f"{member.name}: {text}")
@@ -261,7 +291,7 @@ class Scheduler:
         return [self.world.ask(member.name, phase, step)]  # type: ignore[arg-type]
 
     def _over(self, member: Member, over: Over) -> list[Event]:
-        self.log.emit(
+        self.log.keep(
             "phase",
             pipeline=member.name,
             phase=over.phase,
@@ -272,6 +302,7 @@ class Scheduler:
             busy=list(over.busy),
         )
         member.learn(over)
+        member.training = None
         events = self.world.over(member.name)
         self.world.forecast(member.name, member.outlook)
         if over.phase == "rollout":
@@ -286,8 +317,9 @@ class Scheduler:
         self.work.decisions += 1
         if self.first_decision is None:
             self.first_decision = now()
+            self.work.seconds -= time.process_time()
         for action in self.policy.decide(self.world.state(), events):
-            self.log.emit("action", action=type(action).__name__.lower(), **asdict(action))
+            self.log.keep("action", action=type(action).__name__.lower(), **asdict(action))
             self._act(action)
 
     def _act(self, action: Action) -> None:
@@ -314,7 +346,7 @@ class Scheduler:
         member.foreseen = max(
             lane.left_in_all() for lane in map(self.world.lanes.lanes.get, pipeline.lanes) if lane
         )
-        self.log.emit(
+        self.log.keep(
             "predicted",
             pipeline=member.name,
             phase=pipeline.phase,
@@ -328,7 +360,13 @@ class Scheduler:
         pipeline = self.world.pipelines[member.name]
         engines = sorted({w for key in pipeline.lanes for w in self.world.lanes.lanes[key].workers})
         member.asked = None
-        self._tell(member, Go(tuple(engines)))
+        where = [0] * len(self.cores)
+        for key in pipeline.lanes:
+            lane = self.world.lanes.lanes[key]
+            for worker, actors in self._who_runs_where(lane.phase, lane.workers).items():
+                for actor in actors:
+                    where[actor] = worker
+        self._tell(member, Go(tuple(engines), tuple(where)))
 
     def _gather(self, action: Migrate) -> None:
         self.world.gather(action)
@@ -351,7 +389,7 @@ class Scheduler:
             ]
             chosen = part_of(cores, lane.share, round(sum(others) * len(cores)))
             for engine in engines:
-                pin(family.pid(engine), chosen)
+                family.pin(engine, chosen)
 
     def _who_runs_where(self, phase: str, workers: Place) -> dict[int, list[int]]:
         """A rollout's engine is that of its worker. All actors train, wherever the gang was put."""
@@ -365,12 +403,26 @@ class Scheduler:
     def _pause(self, key: int, paused: bool) -> None:
         lane = self.world.lanes.lanes[key]
         self.world.lanes.pause(key, paused)
-        family = self.members[lane.pipeline].family
-        if family is None:
+        member = self.members[lane.pipeline]
+        if member.family is None:
             return
-        for engines in self._who_runs_where(lane.phase, lane.workers).values():
-            for engine in engines:
-                (stop if paused else go_on)(family.pid(engine))
+        for engine in self._actors_of(lane):
+            (stop if paused else go_on)(member.family.pid(engine))
+            (member.paused.add if paused else member.paused.discard)(engine)
+
+    def _let_go(self) -> None:
+        """Nobody stands still whose lane is gone: it was done, or taken elsewhere, before it was to go on."""
+        for member in self.members.values():
+            if member.paused and member.family is not None:
+                lanes = [self.world.lanes.lanes[key] for key in self.world.pipelines[member.name].lanes]
+                held = {engine for lane in lanes if lane.paused for engine in self._actors_of(lane)}
+                for engine in member.paused - held:
+                    go_on(member.family.pid(engine))
+                member.paused &= held
+
+    def _actors_of(self, lane: Lane) -> list[int]:
+        where = self._who_runs_where(lane.phase, lane.workers)
+        return [engine for engines in where.values() for engine in engines]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ def start_driver(
 ) -> None:
     from jigsawrl.runtime.driver import Assignment, driver_main
 
+    show_as(f"driver:{config.name}")
     driver_main(line, actors, Assignment(config, out, resume, store))
 
 
@@ -24,4 +26,11 @@ def start_actor(
 ) -> None:
     from jigsawrl.pipeline.actor_process import actor_main
 
+    show_as(f"actor{rank}:{config.name}")
     actor_main(pipe, config, base, device, rank, world, meeting)
+
+
+def show_as(name: str) -> None:
+    """The name under which `ps` and `top` show this process; the kernel keeps the first 15 bytes."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name)

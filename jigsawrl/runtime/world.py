@@ -6,7 +6,7 @@ simulator, and what they answer is entered here as it is carried out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,6 +31,8 @@ from jigsawrl.policies.state import (
 )
 from jigsawrl.telemetry.events import Substage
 
+SHORT = 1e-3
+"""Seconds of what is not foreseen."""
 OVERDUE = 0.1
 """A sub-stage that should have ended is thought to need this part of its time more."""
 
@@ -43,6 +45,29 @@ class Running:
     """Of its pipeline; for training, the first of the gang."""
     bytes: float
     samples: int = 0
+
+
+class OnDemand(Mapping[int, Survivors]):
+    """Survivors of lanes in their tail, reckoned only for who asks."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __contains__(self, key: object) -> bool:
+        if not isinstance(key, int) or key not in self._world.running:
+            return False
+        return self._world.running[key].samples > 0 and self._world.kind(key) == "tail"
+
+    def __getitem__(self, key: int) -> Survivors:
+        if key not in self:
+            raise KeyError(key)
+        return self._world.survivors(key)
+
+    def __iter__(self) -> Iterator[int]:
+        return (key for key in self._world.running if key in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class World:
@@ -73,13 +98,16 @@ class World:
             device_bytes=self.device_bytes,
             held=self.held,
             alive=self.alive,
-            survivors={key: found for key in self.running if (found := self._survivors(key)) is not None},
+            survivors=OnDemand(self),
         )
 
-    def _survivors(self, key: int) -> Survivors | None:
+    def kind(self, key: int) -> Substage:
+        """What a lane is at."""
+        return self.lanes.lanes[key].segment.kind
+
+    def survivors(self, key: int) -> Survivors:
+        """Of a lane: how many samples are under way, and how far they should be."""
         lane, running = self.lanes.lanes[key], self.running[key]
-        if lane.segment.kind != "tail" or running.samples == 0:
-            return None
         outlook = self.pipelines[lane.pipeline].outlook
         quantiles = outlook.forecast.quantiles()
         place = 1 - running.samples / max(running.samples, outlook.shape.sequences / len(self.alive))
@@ -113,8 +141,10 @@ class World:
                 continue
             lane = self.lanes.lanes[key]
             was, self.running[key].samples = lane.segment.kind, samples
-            if kind is None:
+            if kind is None and len(pipeline.lanes) > 1:
                 self._remove(key)
+            elif kind is None:  # rewards are still to come
+                self.lanes.replan(lane, (Segment("reward", SHORT),))
             elif kind != was:
                 self.lanes.replan(lane, _from(lane, kind))
             else:
@@ -172,7 +202,7 @@ class World:
     def gather(self, action: Migrate) -> None:
         pipeline = self.pipelines[action.pipeline]
         samples = sum(self.running[key].samples for key in action.lanes)
-        context = max((s.context for key in action.lanes if (s := self._survivors(key))), default=1.0)
+        context = max((self.survivors(key).context for key in action.lanes), default=1.0)
         for key in action.lanes:
             self._remove(key)
         outlook, count = pipeline.outlook, len(action.places)
@@ -193,7 +223,7 @@ class World:
         running: Running,
     ) -> None:
         self.next_lane += 1
-        steps = tuple(segment for segment in segments if segment.seconds > 0) or (Segment("decode", 1e-3),)
+        steps = tuple(segment for segment in segments if segment.seconds > 0) or (Segment("decode", SHORT),)
         lane = Lane(self.next_lane, pipeline.name, pipeline.step, pipeline.phase, place, share, steps)
         self.running[lane.id] = running
         pipeline.lanes.append(lane.id)
@@ -209,5 +239,5 @@ def _from(lane: Lane, kind: Substage) -> tuple[Segment, ...]:
         if segment.kind == kind:
             return later[number:]
     earlier = [segment for segment in lane.segments[: lane.index + 1] if segment.kind == kind]
-    again = replace(earlier[-1]) if earlier else Segment(kind, max(lane.left, 1e-3))
+    again = replace(earlier[-1]) if earlier else Segment(kind, max(lane.left, SHORT))
     return (again, *later)

@@ -15,10 +15,11 @@ from jigsawrl.simulator.compare import Simulated, best_of, vs_serial
 from jigsawrl.simulator.from_config import Scene
 from jigsawrl.telemetry import jsonl
 from jigsawrl.telemetry.picture import svg
+from jigsawrl.telemetry.runreport import write_report
 from jigsawrl.telemetry.text import duration
 from jigsawrl.telemetry.timeline import Span, chrome_trace
 
-SIMULATION_FILES = ("events.jsonl", "timeline.json", "picture.svg", "report.json")
+SIMULATION_FILES = ("events.jsonl", "timeline.json", "picture.svg", "report.json", "report.html")
 COMPARISON_FILES = ("comparison.svg", "comparison.json")
 
 
@@ -79,6 +80,7 @@ def write_simulation(run: Simulated, out: Path) -> None:
             "report.json": jsonl.encode(simulation_document(run)),
         },
     )
+    write_report(out)
 
 
 def write_comparison(scene: Scene, runs: Sequence[Simulated], serial: float, out: Path) -> None:

@@ -106,8 +106,13 @@ def timeline(
     arrivals: Mapping[str, float],
     colours: Mapping[str, int],
     marks: Iterable[tuple[float, str, str]],
+    name: str = "timeline",
+    part: float = 1.0,
 ) -> Iterator[str]:
-    """HTML. `colours` numbers the pipelines; a mark is a time, a CSS class and a title."""
+    """HTML. `colours` numbers the pipelines; a mark is a time, a CSS class and a title.
+
+    Several on one page have a name each, and the part of the width that makes a second the same length in all.
+    """
     bands = bands_of(columns)
     times = worker_times(columns, arrivals)
     tracks: list[tuple[str, str, list[_Track]]] = []
@@ -124,10 +129,10 @@ def timeline(
     height = min(22, max(8, _PIXELS // max(1, len(every))))
     css = "timeline" if height >= _READABLE else "timeline thin"
     yield (
-        f'<div class="{css}" id="timeline" data-seconds="{columns.seconds:.6f}" data-cells="{cells}" '
-        f'data-tall="{TALL}" style="--track:{height}px;--bubble:{max(4, height // 3)}px">'
+        f'<div class="{css}" id="{name}" data-seconds="{columns.seconds:.6f}" data-cells="{cells}" '
+        f'data-tall="{TALL}" style="--track:{height}px;--bubble:{max(4, height // 3)}px;--part:{part:.4f}">'
     )
-    yield from _axis(columns, marks)
+    yield from _axis(columns, marks, max(2, round(_MOST_TICKS * part)))
     left = iter(drawn)
     for name, note, own in tracks:
         yield f'<div class="band"><div class="who"><b>{name}</b> <small>{note}</small></div><div class="tracks">'
@@ -179,10 +184,10 @@ def _drawn(tracks: list[_Track], seconds: float) -> tuple[int, list[list[_Strip]
         cells //= 2
 
 
-def _axis(columns: Columns, marks: Iterable[tuple[float, str, str]]) -> Iterator[str]:
+def _axis(columns: Columns, marks: Iterable[tuple[float, str, str]], most: int) -> Iterator[str]:
     seconds = columns.seconds
     yield '<div class="band axis"><div class="who"></div><div class="tracks"><div class="ticks">'
-    for time, label in time_ticks(seconds, _MOST_TICKS):
+    for time, label in time_ticks(seconds, most):
         yield f'<span class="tick" style="left:{100 * time / seconds:.3f}%">{label}</span>'
     yield '</div><div class="marks">'
     for t, css, title in marks:

@@ -91,6 +91,12 @@ class EventLog(EventSink):
         """Writes an event at once."""
         self.write({"event": event, **fields})
 
+    def keep(self, event: str, **fields: Any) -> None:
+        """Takes an event that is written with the next flush."""
+        line = encode({"t": round(now(), 6), "event": event, **fields})
+        with self._lock:
+            self._buffer.append(line)
+
     def write(self, event: dict[str, Any]) -> None:
         """An event as it is; sub-stages are buffered."""
         line = encode({"t": round(now(), 6), **event})

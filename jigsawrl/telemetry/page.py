@@ -1,7 +1,7 @@
 """report.html: a run on one page that needs nothing else, light or dark as its reader prefers, on any width."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
@@ -11,12 +11,14 @@ from jigsawrl.telemetry.bands import bands_of, timeline
 from jigsawrl.telemetry.columns import Columns, to_columns
 from jigsawrl.telemetry.events import SUBSTAGES
 from jigsawrl.telemetry.picture import printable
-from jigsawrl.telemetry.report import CAUSES, Report
+from jigsawrl.telemetry.report import CAUSES, Cause, Report
 from jigsawrl.telemetry.runlog import RunLog
 from jigsawrl.telemetry.text import clock, duration
 
 _NOTHING_FROM_OUTSIDE = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _MOST_STEPS = 20_000
+LEAST_SETUP = 0.05
+"""Seconds from which on it is worth a word."""
 _UNIX = 1e8
 """A log whose times are less than this counts from 0, as a simulation's does."""
 
@@ -31,27 +33,34 @@ def _document(log: RunLog, report: Report) -> Iterator[str]:
     colours = {name: index for index, name in enumerate(sorted(names))}
     columns = to_columns(log.spans, log.workers, start=log.start, end=log.end)
     title = escape(printable(log.name, 80))
-    yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-    yield '<meta name="viewport" content="width=device-width,initial-scale=1">'
-    yield '<meta name="color-scheme" content="light dark">'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{_NOTHING_FROM_OUTSIDE}">'
-    yield f"<title>{title} – jigsaw report</title>"
-    yield f"<style>{_resource('page.css')}{palette.style(len(colours))}</style></head><body>"
+    yield head(f"{title} – jigsaw report", len(colours))
     yield f'<header><h1>{title}</h1><p class="dim">{_subtitle(log, report)}</p>{_tiles(log, report)}</header><main>'
-    yield from _section("timeline-section", "Timeline", _timeline(log, report, columns, colours))
-    yield from _section("workers", "Where the workers' time went", _workers(report, columns))
+    yield from section("timeline-section", "Timeline", _timeline(log, report, columns, colours))
+    yield from section("workers", "Where the workers' time went", _workers(report, columns))
     throughput = "Throughput and slowdown" if log.solo else "Throughput"
-    yield from _section("throughput", throughput, [sections.throughput(log, report, colours)])
-    yield from _section("rewards", "Rewards", sections.rewards(log, colours))
-    yield from _section(
+    yield from section("throughput", throughput, [sections.throughput(log, report, colours)])
+    yield from section("rewards", "Rewards", sections.rewards(log, colours))
+    yield from section(
         "predictions", "Predicted against happened", sections.predictions(log.predictions, colours)
     )
-    yield from _section(
+    yield from section(
         "incidents", "Failures and recoveries", sections.incidents(log.incidents, log.start, colours)
     )
     yield '</main><div id="tip" hidden></div>'
     yield f'<script type="application/json" id="steps">{_json(_steps(columns, log))}</script>'
     yield f"<script>{_resource('page.js')}</script></body></html>"
+
+
+def head(title: str, pipelines: int) -> str:
+    """The beginning of a document, with the colours of so many pipelines; the title is HTML."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_NOTHING_FROM_OUTSIDE}">'
+        f"<title>{title}</title>"
+        f"<style>{_resource('page.css')}{palette.style(pipelines)}</style></head><body>"
+    )
 
 
 def _resource(name: str) -> str:
@@ -63,7 +72,7 @@ def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _section(name: str, title: str, parts: Iterator[str] | list[str]) -> Iterator[str]:
+def section(name: str, title: str, parts: Iterable[str]) -> Iterator[str]:
     yield f'<section id="{name}"><h2>{escape(title)}</h2>'
     yield from parts
     yield "</section>"
@@ -74,6 +83,8 @@ def _subtitle(log: RunLog, report: Report) -> str:
     parts = [f"{duration(report.seconds)} on {workers}"]
     if log.simulated:
         parts.append("simulated")
+    if log.setup >= LEAST_SETUP:
+        parts.append(f"set-up took {duration(log.setup)}")
     if log.start > _UNIX:
         parts.append(f"from {datetime.fromtimestamp(log.start, UTC):%Y-%m-%d %H:%M} UTC")
     if log.actions:
@@ -103,14 +114,9 @@ def _timeline(log: RunLog, report: Report, columns: Columns, colours: Mapping[st
     if not log.spans:
         yield '<p class="none">No sub-stage has run yet.</p>'
         return
-    used = set(columns.kind.tolist())
-    kinds = [kind for kind in palette.KINDS if SUBSTAGES.index(kind) in used]  # type: ignore[arg-type]
-    yield '<div class="tools">' + _pipeline_legend(colours)
+    yield '<div class="tools">' + pipeline_legend(colours)
     yield '<button id="whole" type="button" hidden>whole run</button></div>'
-    causes = [cause for cause in CAUSES if report.bubbles[cause] and cause not in kinds]
-    keys = [sections.chip(f"k-{kind}", kind) for kind in kinds]
-    keys += [sections.chip(f"c-{palette.css_name(cause)}", f"{cause} (bubble)") for cause in causes]
-    yield f'<div class="legend">{"".join(keys)}</div>'
+    yield kind_legend(set(columns.kind.tolist()), {cause for cause in CAUSES if report.bubbles[cause]})
     marks = [
         (one.t - log.start, sections.tone(one), f"{one.pipeline}: {one.event}: {one.headline}")
         for one in log.incidents
@@ -124,7 +130,7 @@ def _timeline(log: RunLog, report: Report, columns: Columns, colours: Mapping[st
     )
 
 
-def _pipeline_legend(colours: Mapping[str, int]) -> str:
+def pipeline_legend(colours: Mapping[str, int]) -> str:
     keys = "".join(
         f'<span class="key pick" data-of="of{index}"><i class="chip p{index}"></i>{escape(printable(name))}</span>'
         for name, index in colours.items()
@@ -132,13 +138,24 @@ def _pipeline_legend(colours: Mapping[str, int]) -> str:
     return f'<div class="legend">{keys}</div>'
 
 
+def kind_legend(used: Collection[int], bubbles: Collection[Cause]) -> str:
+    """The sub-stages of these numbers, and the causes that are none of them."""
+    kinds = [kind for kind in palette.KINDS if SUBSTAGES.index(kind) in used]  # type: ignore[arg-type]
+    causes = [cause for cause in CAUSES if cause in bubbles and cause not in kinds]
+    keys = [sections.chip(f"k-{kind}", kind) for kind in kinds]
+    keys += [sections.chip(f"c-{palette.css_name(cause)}", f"{cause} (bubble)") for cause in causes]
+    return f'<div class="legend">{"".join(keys)}</div>'
+
+
 def _workers(report: Report, columns: Columns) -> Iterator[str]:
-    keys = [sections.chip("c-busy", "busy")]
-    keys += [
-        sections.chip(f"c-{palette.css_name(cause)}", cause) for cause in CAUSES if report.bubbles[cause]
-    ]
-    yield f'<div class="legend">{"".join(keys)}</div>'
+    yield bubble_legend({cause for cause in CAUSES if report.bubbles[cause]})
     yield from sections.worker_bars(report, bands_of(columns))
+
+
+def bubble_legend(bubbles: Collection[Cause]) -> str:
+    keys = [sections.chip("c-busy", "busy")]
+    keys += [sections.chip(f"c-{palette.css_name(cause)}", cause) for cause in CAUSES if cause in bubbles]
+    return f'<div class="legend">{"".join(keys)}</div>'
 
 
 def _steps(columns: Columns, log: RunLog) -> dict[str, list[tuple[int, float, float]]]:

@@ -1,15 +1,15 @@
 """What a person sees while pipelines run.
 
-On a terminal a bar for each pipeline with the figures that matter below it; elsewhere plain lines, at most about one
-a second for each pipeline, the first and the last step always among them; with `json`, nothing on stdout.
+On a terminal a bar for a pipeline with the figures that matter below it, or a line for each pipeline and each worker
+that they share; elsewhere plain lines, at most about one a second for each pipeline, the first and the last step
+always among them; with `json`, nothing on stdout.
 """
 
 import math
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -19,33 +19,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from jigsawrl.telemetry.board import PipelineLine, WorkerLine, board
 from jigsawrl.telemetry.text import clock, number, sparkline
+from jigsawrl.telemetry.track import Track
 
 _MAX_WIDTH = 100
 _MAX_NAME = 24
 _SPARKLINE = 8
 _SECONDS_BETWEEN_LINES = 1.0
-
-
-@dataclass(slots=True)
-class _Track:
-    """One pipeline's bar. `stamps` are the ends of its last steps, for the pace."""
-
-    name: str
-    total: int
-    step: int
-    started: float
-    stamps: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=20))
-    figures: dict[str, float] = field(default_factory=dict)
-    rewards: list[float] = field(default_factory=list)
-    line_at: float = -math.inf
-
-    def seconds_left(self, now: float) -> float | None:
-        (first_step, first), (last_step, last) = self.stamps[0], self.stamps[-1]
-        if last_step == first_step:
-            return None
-        pace = (last - first) / (last_step - first_step)
-        return max(0.0, pace * (self.total - self.step) - (now - last))
 
 
 class Shown(Protocol):
@@ -75,32 +56,46 @@ class Progress:
         self._console = console
         self._json = json
         self._now = now
-        self._tracks: dict[str, _Track] = {}
+        self._tracks: dict[str, Track] = {}
+        self._standing: tuple[Sequence[PipelineLine], Sequence[WorkerLine]] = (), ()
         self._live: Live | None = None
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether there is a display that changes in its place."""
+        return self._console.is_interactive and not self._json
 
     def start(self, name: str, total_steps: int, done: int = 0) -> None:
         """Adds a pipeline, of which `done` steps were made in earlier runs."""
-        track = _Track(name, total_steps, done, self._now())
+        track = Track(name, total_steps, done, self._now())
         track.stamps.append((done, track.started))
+        if name in self._tracks:  # it has died, and comes back
+            before = self._tracks[name]
+            track = replace(track, figures=before.figures, rewards=before.rewards, line_at=before.line_at)
         self._tracks[name] = track
-        if self._live is None and self._console.is_interactive and not self._json:
-            self._live = Live(console=self._console, get_renderable=lambda: self, refresh_per_second=4)
-            self._live.start()
+        self._show()
 
     def update(self, name: str, step: int, values: Mapping[str, float]) -> None:
         """Shows that a step is done, with its metrics by their names in metrics.jsonl."""
         track, now = self._tracks[name], self._now()
         first = len(track.stamps) == 1
-        track.step = step
-        track.stamps.append((step, now))
-        track.figures = _figures(values)
-        if "reward" in track.figures:
-            track.rewards.append(track.figures["reward"])
+        track.made(step, values, now)
         if self._live is not None or self._json:
             return
         if first or step >= track.total or now - track.line_at >= _SECONDS_BETWEEN_LINES:
             track.line_at = now
             self.message(_plain_line(track, now))
+
+    def standing(self, pipelines: Sequence[PipelineLine], workers: Sequence[WorkerLine]) -> None:
+        """Where all pipelines stand and what runs on the workers they share; shown on a terminal only."""
+        if self.on_terminal:
+            self._standing = pipelines, workers
+            self._show()
+
+    def _show(self) -> None:
+        if self._live is None and self.on_terminal:
+            self._live = Live(console=self._console, get_renderable=lambda: self, refresh_per_second=4)
+            self._live.start()
 
     def message(self, text: str) -> None:
         """Prints above the bars; with `json`, on stderr."""
@@ -124,6 +119,10 @@ class Progress:
         """The display as it stands."""
         now, tracks = self._now(), list(self._tracks.values())
         width, plain = min(options.max_width, _MAX_WIDTH), options.ascii_only
+        pipelines, workers = self._standing
+        if pipelines:
+            yield from board(dict(self._tracks), pipelines, workers, now, width, plain)
+            return
         names = max(min(len(track.name), _MAX_NAME) for track in tracks)
         counts = max(2 * len(str(track.total)) + 1 for track in tracks)
         for track in tracks:
@@ -143,20 +142,7 @@ class Progress:
             yield _figure_line(track, width, plain)
 
 
-def _figures(values: Mapping[str, float]) -> dict[str, float]:
-    """Those of the figures that are there, in the order in which they are shown."""
-    tokens, seconds = values.get("perf/tokens"), values.get("timing_s/step")
-    figures = {
-        "reward": values.get("reward/mean"),
-        "tokens/s": tokens / seconds if tokens is not None and seconds else None,
-        "length": values.get("response_length/mean"),
-        "loss": values.get("actor/loss"),
-        "kl": values.get("actor/kl"),
-    }
-    return {label: float(value) for label, value in figures.items() if value is not None}
-
-
-def _times(track: _Track, now: float) -> Text:
+def _times(track: Track, now: float) -> Text:
     left = track.seconds_left(now)
     if track.step >= track.total:
         return Text(clock(track.stamps[-1][1] - track.started), style="green")
@@ -165,7 +151,7 @@ def _times(track: _Track, now: float) -> Text:
     return Text.assemble(("eta ", "dim"), clock(left))
 
 
-def _figure_line(track: _Track, width: int, plain: bool) -> Text:
+def _figure_line(track: Track, width: int, plain: bool) -> Text:
     """As many figures as fit, the first ones first."""
     line = Text("  ", no_wrap=True, overflow="crop")
     if not track.figures:
@@ -183,7 +169,7 @@ def _figure_line(track: _Track, width: int, plain: bool) -> Text:
     return line
 
 
-def _plain_line(track: _Track, now: float) -> str:
+def _plain_line(track: Track, now: float) -> str:
     parts = [f"{track.name} {track.step}/{track.total}"]
     parts += [f"{label} {number(value)}" for label, value in track.figures.items()]
     left = track.seconds_left(now)

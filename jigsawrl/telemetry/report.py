@@ -132,10 +132,12 @@ def report(
     start: float | None = None,
     end: float | None = None,
     arrivals: Mapping[str, float] | None = None,
+    tokens: Mapping[str, int] | None = None,
 ) -> Report:
     """The run from `start` to `end`, by default from the first span to the last.
 
-    A pipeline is there to be run from its arrival on; one that is not in `arrivals`, from the start.
+    A pipeline is there to be run from its arrival on; one that is not in `arrivals`, from the start. One that is not
+    in `tokens` has generated what its spans say; they leave out what a prefill samples, and count what was lost.
     """
     spans = list(spans)
     columns = to_columns(spans, workers, start=start, end=end)
@@ -147,7 +149,7 @@ def report(
         seconds=columns.seconds,
         busy=math.fsum(worker["busy"] for worker in spent),
         bubbles={cause: math.fsum(worker[cause] for worker in spent) for cause in CAUSES},
-        pipelines=_pipelines(columns, spans),
+        pipelines=_pipelines(columns, spans, tokens or {}),
         workers=[
             WorkerReport(
                 worker=worker,
@@ -228,12 +230,13 @@ def _share_seconds(columns: Columns, rows: Indices) -> float:
     return float(taken[:-1] @ np.diff(times[order]))
 
 
-def _pipelines(columns: Columns, spans: Sequence[Span]) -> list[PipelineReport]:
+def _pipelines(columns: Columns, spans: Sequence[Span], known: Mapping[str, int]) -> list[PipelineReport]:
     steps: dict[str, set[int]] = {name: set() for name in columns.pipelines}
     tokens = dict.fromkeys(columns.pipelines, 0)
     for span in spans:
         steps[span.pipeline].add(span.step)
         tokens[span.pipeline] += generated(span)
+    tokens |= {name: count for name, count in known.items() if name in tokens}
     return [
         _pipeline(columns, rows, name, len(steps[name]), tokens[name])
         for name, rows in zip(

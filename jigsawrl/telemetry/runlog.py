@@ -1,4 +1,4 @@
-"""A run folder as its report reads it: the event log in types, and each pipeline's rewards.
+"""A run folder as its report reads it: the event log in types, and each pipeline's rewards and tokens.
 
     RUN/events.jsonl                 the one log of all pipelines
     RUN/metrics.jsonl                the figures of the only pipeline, or
@@ -14,8 +14,9 @@ Beside sub-stages and steps the report knows these events; others it passes over
     recovered, warning               a warning with its `text`
     action                           what the policy did
 
-A run that was down until it was resumed has not run meanwhile: that time is cut out, and all that follows is earlier.
-A pipeline that resumes in a run that goes on cuts out nothing.
+A run that is scheduled starts with its first prediction: what comes before is set-up. A run that was down until it
+was resumed, and set up again, has not run meanwhile: that time is cut out, and all that follows is earlier. A
+pipeline that resumes in a run that goes on cuts out nothing.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ EVENTS_FILE = "events.jsonl"
 MAX_WORKERS = 65_536
 
 _FAILURES = frozenset({"died", "failed", "interrupted"})
+_ENDS = frozenset({"finished", "failed", "interrupted"})
 _RECOVERIES = frozenset({"recovered", "resume"})
 _LEAST_OUTAGE = 1.0
 _HUGE = 1e12
@@ -88,20 +90,26 @@ class Outage:
 
 @dataclass(slots=True)
 class RunLog:
-    """All times are those of the log, less the outages before them; `done` is when a pipeline's step was."""
+    """All times are those of the log, less the outages before them; `done` is when a pipeline's step was, `began`
+    when its first phase, `ended` when it ended for the last time. `setup` is the seconds of the log before `start`.
+    """
 
     name: str
     workers: int = 0
     start: float = math.inf
     end: float = -math.inf
+    setup: float = 0.0
     spans: list[Span] = field(default_factory=list)
     done: dict[str, dict[int, float]] = field(default_factory=dict)
     rewards: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
     incidents: list[Incident] = field(default_factory=list)
     predictions: list[Prediction] = field(default_factory=list)
     outages: list[Outage] = field(default_factory=list)
     solo: dict[str, float] = field(default_factory=dict)
     arrivals: dict[str, float] = field(default_factory=dict)
+    began: dict[str, float] = field(default_factory=dict)
+    ended: dict[str, float] = field(default_factory=dict)
     actions: Counter[str] = field(default_factory=Counter)
     simulated: bool = False
 
@@ -121,7 +129,9 @@ def read_run(folder: Path) -> RunLog:
         raise JigsawError(f"{folder}: holds no {EVENTS_FILE}, so it is not the folder of a run")
     log = _read_events(path, folder.resolve().name)
     for name, metrics in _metrics_files(folder, log):
-        log.rewards[name] = _read_rewards(metrics)
+        log.rewards[name], tokens = _read_metrics(metrics)
+        if tokens is not None:
+            log.tokens[name] = tokens
     return log
 
 
@@ -160,14 +170,16 @@ class _Reader:
         self._predicted: dict[tuple[str, str, int], float] = {}
         self._down: list[tuple[float, float]] = []
         self._of_run = False
+        self._setting_up = False
 
     def take(self, event: Mapping[str, Any]) -> None:
         log, kind, t = self.log, _text(event, "event"), _number(event, "t")
         if kind in ("start", "resume"):
             self._of_run = self._of_run or "pipeline" not in event
         again = kind == "resume" and not (self._of_run and "pipeline" in event)
-        if again and log.start < math.inf and t - log.end > _LEAST_OUTAGE:
+        if again and log.start < math.inf and t >= log.end:
             self._down.append((log.end, t))
+            self._setting_up = self._of_run
         log.start, log.end = min(log.start, t), max(log.end, t)
         if kind == "substage":
             self._substage(event)
@@ -179,15 +191,21 @@ class _Reader:
             log.arrivals.setdefault(_text(event, "pipeline"), t)
         elif kind == "predicted":
             self._predicted[_phase(event)] = _number(event, "seconds")
+            log.began.setdefault(_text(event, "pipeline"), t)
+            if self._setting_up:
+                self._down[-1] = self._down[-1][0], t
+                self._setting_up = False
         elif kind == "phase":
             self._phase(event)
         elif kind == "action":
             log.actions[_text(event, "action")] += 1
+        if kind in _ENDS and "pipeline" in event:
+            log.ended[_text(event, "pipeline")] = t
         if kind in _FAILURES or kind in _RECOVERIES or kind == "warning":
             log.incidents.append(Incident(t, str(event.get("pipeline", "")), kind, _reason(event)))
 
     def finish(self) -> RunLog:
-        """With the outages cut out."""
+        """With the set-up and the outages cut out."""
         log = self.log
         if self._down:
             clock = _RunTime(_outages(self._down, log.spans))
@@ -197,8 +215,14 @@ class _Reader:
                 name: {step: clock.at(t) for step, t in steps.items()} for name, steps in log.done.items()
             }
             log.incidents = [replace(incident, t=clock.at(incident.t)) for incident in log.incidents]
-            log.arrivals = {name: clock.at(t) for name, t in log.arrivals.items()}
+            for times in (log.arrivals, log.began, log.ended):
+                times.update({name: clock.at(t) for name, t in times.items()})
             log.end = clock.at(log.end)
+        if log.began:
+            first = min([*log.began.values(), *(span.t0 for span in log.spans)])
+            log.setup, log.start = first - log.start, first
+            log.incidents = [replace(incident, t=max(first, incident.t)) for incident in log.incidents]
+            log.arrivals = {name: max(first, t) for name, t in log.arrivals.items()}
         return log
 
     def _substage(self, event: Mapping[str, Any]) -> None:
@@ -299,17 +323,20 @@ def _metrics_files(folder: Path, log: RunLog) -> Iterable[tuple[str, Path]]:
         yield path.parent.name, path
 
 
-def _read_rewards(path: Path) -> list[tuple[int, float]]:
-    """The mean reward of each step that has one."""
+def _read_metrics(path: Path) -> tuple[list[tuple[int, float]], int | None]:
+    """The mean reward of each step that has one, and the tokens of all steps where that is known."""
     rewards = []
+    tokens: float | None = None
     try:
         for number, (_, row) in enumerate(jsonl.read(path), 1):
             try:
                 step = _step(row)
                 if row.get("reward/mean") is not None:
                     rewards.append((step, _number(row, "reward/mean")))
+                if row.get("perf/tokens") is not None:
+                    tokens = (tokens or 0.0) + _number(row, "perf/tokens")
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 raise JigsawError(f"{path}, line {number} is no step's metrics: {_said(error)}") from error
     except OSError as error:
         raise JigsawError(f"{path}: cannot be read ({error.strerror or error})") from None
-    return rewards
+    return rewards, None if tokens is None else round(tokens)

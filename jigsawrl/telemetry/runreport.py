@@ -10,11 +10,11 @@ from typing import Any
 from jigsawrl import durable
 from jigsawrl.errors import JigsawError
 from jigsawrl.telemetry import jsonl
-from jigsawrl.telemetry.page import page
+from jigsawrl.telemetry.page import LEAST_SETUP, page
 from jigsawrl.telemetry.report import Report, report
 from jigsawrl.telemetry.runlog import RunLog, read_run
 from jigsawrl.telemetry.sections import slowdowns
-from jigsawrl.telemetry.text import clock
+from jigsawrl.telemetry.text import clock, duration
 from jigsawrl.telemetry.timeline import chrome_trace
 
 PAGE_FILE = "report.html"
@@ -44,11 +44,18 @@ class RunReport:
             "name": self.log.name,
             "page": str(self.page.absolute()),
             "timeline": str(self.timeline.absolute()),
+            "setup_seconds": self.log.setup,
             "report": self.report.as_dict(),
             "slowdowns": slowdowns(self.log, self.report),
             "predictions": [asdict(one) for one in self.log.predictions],
             "incidents": [asdict(one) for one in self.log.incidents],
         }
+
+    def notes(self) -> Iterator[str]:
+        """What the figures do not say, a line each."""
+        if self.log.setup >= LEAST_SETUP:
+            yield f"set-up took {duration(self.log.setup)}"
+        yield from self.failures()
 
     def failures(self) -> Iterator[str]:
         """The first few, a line each."""
@@ -74,7 +81,9 @@ class RunReport:
 def run_report(run: Path) -> RunReport:
     """Reads a run folder, finished or not; a JigsawError where it is not one."""
     log = read_run(run)
-    found = report(log.spans, log.workers, start=log.start, end=log.end, arrivals=log.arrivals)
+    found = report(
+        log.spans, log.workers, start=log.start, end=log.end, arrivals=log.arrivals, tokens=log.tokens
+    )
     return RunReport(run, log, found)
 
 

@@ -102,14 +102,15 @@ def worker_bars(report: Report, bands: Sequence[Band]) -> Iterator[str]:
     """Each worker's time: useful, or a bubble of which cause."""
     yield '<div class="bars">'
     if len(report.workers) > 1:
-        yield _bar("all", report.busy_fraction, report.bubbles, report.worker_seconds)
+        yield bar("all", report.busy_fraction, report.bubbles, report.worker_seconds)
     for band in bands:
         worker = report.workers[band.workers[0]]
-        yield _bar(band.name, worker.busy, worker.bubbles, report.seconds)
+        yield bar(band.name, worker.busy, worker.bubbles, report.seconds)
     yield "</div>"
 
 
-def _bar(name: str, busy: float, bubbles: Mapping[Cause, float], whole: float) -> str:
+def bar(name: str, busy: float, bubbles: Mapping[Cause, float], whole: float) -> str:
+    """Of so many seconds of workers, by what they went to; the name is HTML."""
     parts: dict[str, float] = {
         "busy": busy,
         **{cause: bubbles[cause] / whole if whole else 0.0 for cause in CAUSES},

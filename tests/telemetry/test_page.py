@@ -18,7 +18,7 @@ from jigsawrl.telemetry.axes import log_ticks, ticks, time_ticks
 from jigsawrl.telemetry.bands import bands_of, ranges, timeline
 from jigsawrl.telemetry.charts import smoothed, thinned
 from jigsawrl.telemetry.columns import to_columns
-from jigsawrl.telemetry.runreport import write_report
+from jigsawrl.telemetry.runreport import run_report, write_report
 from jigsawrl.telemetry.timeline import Span
 
 REWARDS = {"sums": [0.25, 0.5], "<search>": [0.125]}
@@ -87,6 +87,16 @@ def test_a_page_tells_what_happened(tmp_path: Path) -> None:
         "|0:06|<search>|died|actor of worker 1: signal 9 & no more"
         "|0:07|<search>|recovered|step 1"
     )
+
+
+def test_set_up_is_a_sentence_and_no_time_of_the_workers(tmp_path: Path) -> None:
+    first = at(-6.8, "start", name="night", workers=2, policy="jigsaw")
+    folder = run_folder(tmp_path, [first, *two_pipelines()[1:]], REWARDS)
+    assert "set-up took 6.8 s" in write_report(folder).read_text()
+    made = run_report(folder)
+    assert (made.report.seconds, made.report.busy_fraction) == (10.0, 0.8)
+    assert made.as_dict()["setup_seconds"] == pytest.approx(6.8)
+    assert next(made.notes()) == "set-up took 6.8 s"
 
 
 def test_a_pointer_on_anything_finds_a_title(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from run_folders import T, at, ran, run_folder, two_pipelines
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.telemetry.runlog import Incident, Outage, Prediction, read_run
+from jigsawrl.telemetry.runreport import run_report
 
 
 def test_a_log_is_read_as_spans_steps_incidents_and_predictions(tmp_path: Path) -> None:
@@ -89,6 +90,58 @@ def test_a_pipeline_that_recovers_in_a_run_that_goes_on_stops_no_clock(tmp_path:
     log = read_run(run_folder(tmp_path, events))
     assert log.outages == [Outage(T + 40, 3600)]
     assert (log.end, log.arrivals) == (T + 45, {"a": T + 2})
+
+
+def test_a_scheduled_run_starts_with_its_first_prediction_and_what_was_before_is_set_up(
+    tmp_path: Path,
+) -> None:
+    events = [
+        at(0, "start", workers=1, pipelines=["a", "b"]),
+        at(4, "died", pipeline="b", reason="signal 9"),
+        at(5, "arrived", pipeline="a", step=0),
+        at(6, "arrived", pipeline="b", step=0),
+        at(7, "predicted", pipeline="a", phase="rollout", step=1, seconds=1.0),
+        ran("decode", "a", 0, 1, 7.5, 9),
+        at(9, "predicted", pipeline="b", phase="rollout", step=1, seconds=1.0),
+        at(10, "finished", pipeline="a", step=1),
+        at(12, "failed", pipeline="b", step=0, reason="no"),
+    ]
+    log = read_run(run_folder(tmp_path, events))
+    assert (log.setup, log.start - T, log.end - T) == (7, 7, 12)
+    assert (log.began, log.ended) == ({"a": T + 7, "b": T + 9}, {"a": T + 10, "b": T + 12})
+    assert log.arrivals == {"a": T + 7, "b": T + 7}
+    assert [one.t - T for one in log.incidents] == [7, 12]
+
+
+@pytest.mark.parametrize("down", [0.5, 600.0])
+def test_the_set_up_after_a_resume_is_no_time_of_the_run_either(down: float, tmp_path: Path) -> None:
+    back = 10 + down
+    events = [
+        at(0, "start", workers=1, pipelines=["a"]),
+        at(4, "predicted", pipeline="a", phase="rollout", step=1, seconds=1.0),
+        ran("decode", "a", 0, 1, 4, 10),
+        at(back, "resume", workers=1, pipelines=["a"]),
+        at(back + 5, "resume", pipeline="a", step=1),
+        at(back + 5, "arrived", pipeline="a", step=1),
+        at(back + 6, "predicted", pipeline="a", phase="rollout", step=2, seconds=1.0),
+        ran("decode", "a", 0, 2, back + 6, back + 8),
+    ]
+    log = read_run(run_folder(tmp_path, events))
+    assert (log.setup, log.start - T, log.end - T) == (4, 4, 12)
+    assert log.outages == [Outage(T + 10, pytest.approx(down + 6))]
+    assert [(span.t0 - T, span.t1 - T) for span in log.spans] == [(4, 10), (10, 12)]
+
+
+def test_tokens_are_those_of_the_metrics_where_they_are_known(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, two_pipelines(), {"sums": [0.25], "<search>": [0.5]})
+    rows = [{"step": step, "reward/mean": 0.5, "perf/tokens": 450.0} for step in (1, 2)]
+    (folder / "sums" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = read_run(folder)
+    assert log.tokens == {"sums": 900}
+    assert {one.name: one.tokens for one in run_report(folder).report.pipelines} == {
+        "<search>": 0,
+        "sums": 900,
+    }
 
 
 def test_a_sub_stage_that_raised_is_a_failure(tmp_path: Path) -> None:

@@ -1,0 +1,108 @@
+"""Comparing real runs from the command line, and what is printed afterwards."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from jigsawrl.cli_output import stdout_on_stderr
+from jigsawrl.telemetry.comparison import Comparison
+from jigsawrl.telemetry.text import duration, number
+
+if TYPE_CHECKING:
+    from jigsawrl.config.pipelines import Mix
+
+FAILED, INTERRUPTED = 1, 130
+_BAR = 30
+
+
+def compare_for_real(mix: Mix, policies: Sequence[str] | None, out: Path | None, as_json: bool) -> int:
+    """The exit code."""
+    from jigsawrl.runtime.compare import (
+        FIGURES_FILE,
+        PAGE_FILE,
+        REAL_POLICIES,
+        check_comparison,
+        compare_runs,
+    )
+    from jigsawrl.telemetry.progress import Progress
+
+    folder = out or Path("runs", f"{mix.config.name}-compare")
+    check_comparison(mix, folder)
+    try:
+        with stdout_on_stderr(as_json):
+            found = compare_runs(mix, policies or REAL_POLICIES, folder, lambda: Progress(json=as_json))
+    except KeyboardInterrupt as interrupt:
+        print(f"jigsaw: {interrupt or 'interrupted'}", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    if as_json:
+        print(json.dumps(found.as_dict() | {"out": str(folder.absolute())}))
+    else:
+        console = Console()
+        console.print(RealComparisonTable(found))
+        written = f"written to {folder}: {PAGE_FILE}, {FIGURES_FILE}, and a run folder for each policy"
+        console.print(written, highlight=False, markup=False)
+    return FAILED if any(run.failed for run in found.runs) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class RealComparisonTable:
+    """Policies side by side."""
+
+    comparison: Comparison
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        found = self.comparison
+        against = f"vs {found.against}"
+        table = Table(
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            caption=f"{against}: tokens/s; slowdown: of a pipeline against alone, mean and worst",
+        )
+        table.add_column("policy", no_wrap=True)
+        for name in ("time", "tokens/s", against, "slowdown", "worst", "busy"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("rewards", overflow="fold")
+        for run in found.runs:
+            chosen = run.policy == found.best and len(found.runs) > 1
+            table.add_row(
+                f"{run.policy} {'*' if options.ascii_only else '★'}" if chosen else run.policy,
+                duration(run.seconds),
+                number(run.tokens_per_second),
+                f"{run.ratio:.2f}x",
+                _times(run.mean_slowdown),
+                _times(run.worst_slowdown),
+                f"{run.made.report.busy_fraction:.0%}",
+                run.rewards,
+                style="bold green" if chosen else "",
+            )
+        yield table
+        yield self._bars("#" if options.ascii_only else "█")
+        for run in found.runs:
+            for name in run.failed:
+                fate = run.fates[name]
+                reason = fate.reason.partition("\n")[0]
+                yield Text(f"{run.policy}: {name} {fate.ended}: {reason}", style="red")
+
+    def _bars(self, block: str) -> Table:
+        """Time until all are done, a bar each."""
+        longest = max(run.seconds for run in self.comparison.runs)
+        grid = Table.grid(padding=(0, 2))
+        for run in self.comparison.runs:
+            cells = round(_BAR * run.seconds / longest) if longest else 0
+            style = "green" if run.policy == self.comparison.best else "cyan"
+            grid.add_row(f"  {run.policy}", Text(block * max(1, cells), style=style), duration(run.seconds))
+        return grid
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}x"

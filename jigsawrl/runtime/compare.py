@@ -1,0 +1,118 @@
+"""The same pipelines for real under several policies, one after the other, each in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jigsawrl import durable
+from jigsawrl.config.pipelines import Mix
+from jigsawrl.config.runfolder import writable_part
+from jigsawrl.errors import JigsawError
+from jigsawrl.runtime.launch import Outcome, run_mix
+from jigsawrl.telemetry import jsonl
+from jigsawrl.telemetry.comparison import Compared, Comparison, Fate, comparison_page
+from jigsawrl.telemetry.metrics import METRICS_FILE
+from jigsawrl.telemetry.runlog import RunLog
+from jigsawrl.telemetry.runreport import run_report
+from jigsawrl.telemetry.summary import Summary, summarize
+from jigsawrl.telemetry.text import duration
+
+if TYPE_CHECKING:
+    from jigsawrl.telemetry.progress import Progress
+
+REAL_POLICIES = ("serial", "concurrent", "rollmux", "jigsaw")
+"""Compared where none are named: a real run takes its time."""
+PAGE_FILE, FIGURES_FILE = "compare.html", "compare.json"
+
+
+def check_comparison(mix: Mix, out: Path) -> None:
+    """A JigsawError where a pipeline cannot run for real, or the folder is in use."""
+    for name, entry in mix.config.pipelines.items():
+        if entry.run is None:
+            raise JigsawError(
+                f"pipelines.{name}: a workload of a profile can only be simulated; add --simulate,\n"
+                "or give it a run file (run: FILE)"
+            )
+    if writable_part(out) == out and any(out.glob("[!.]*")):
+        what = "holds a comparison already" if (out / FIGURES_FILE).exists() else "is not empty"
+        raise JigsawError(f"{out}: {what}; choose another folder with --out")
+
+
+def compare_runs(
+    mix: Mix, policies: Sequence[str], out: Path, progress: Callable[[], AbstractContextManager[Progress]]
+) -> Comparison:
+    """Runs all of them. Where one is interrupted, nothing more is run: a KeyboardInterrupt."""
+    outcomes: dict[str, Outcome] = {}
+    for number, policy in enumerate(policies, 1):
+        under = Mix(mix.config.model_copy(update={"policy": policy}), mix.runs)
+        with progress() as shown:
+            outcomes[policy] = outcome = run_mix(under, out / policy, False, shown, out / policies[0])
+            if any(each.how == "interrupted" for each in outcome.pipelines):
+                raise KeyboardInterrupt(f"interrupted under {policy}; what was run is in {out}")
+            said = f"{policy}: {duration(outcome.seconds)}"
+            shown.message(f"{said}; {number} of {len(policies)} policies are done")
+    compared = comparison_of(mix, outcomes)
+    durable.replace(out / PAGE_FILE, comparison_page(compared).encode())
+    durable.replace(out / FIGURES_FILE, jsonl.encode(compared.as_dict()))
+    return compared
+
+
+def comparison_of(mix: Mix, outcomes: Mapping[str, Outcome]) -> Comparison:
+    """Held against serial, or the first where that was not run."""
+    made = {policy: run_report(outcome.out) for policy, outcome in outcomes.items()}
+    summaries = {
+        policy: {each.name: summarize(each.out / METRICS_FILE) for each in outcome.pipelines}
+        for policy, outcome in outcomes.items()
+    }
+    against = "serial" if "serial" in outcomes else next(iter(outcomes))
+    alone = alone_seconds(made["serial"].log) if "serial" in made else {}
+    rates = {
+        policy: sum(one.tokens for one in summaries[policy].values()) / max(outcome.seconds, 1e-9)
+        for policy, outcome in outcomes.items()
+    }
+    first = summaries[next(iter(outcomes))]
+    runs = [
+        Compared(
+            policy,
+            made[policy],
+            outcome.seconds,
+            rates[policy] / rates[against] if rates[against] > 0 else 1.0,
+            fates_of(mix, outcome, made[policy].log, summaries[policy], first, alone),
+        )
+        for policy, outcome in outcomes.items()
+    ]
+    return Comparison(mix.config.name, mix.config.workers, against, runs)
+
+
+def alone_seconds(serial: RunLog) -> dict[str, float]:
+    """Under serial a pipeline has all workers to itself from its first phase on."""
+    return {name: serial.ended[name] - began for name, began in serial.began.items() if name in serial.ended}
+
+
+def fates_of(
+    mix: Mix,
+    outcome: Outcome,
+    log: RunLog,
+    summaries: Mapping[str, Summary],
+    first: Mapping[str, Summary],
+    alone: Mapping[str, float],
+) -> dict[str, Fate]:
+    fates = {}
+    for each in outcome.pipelines:
+        name, summary = each.name, summaries[each.name]
+        came = log.arrivals.get(name, log.start)
+        fates[name] = Fate(
+            each.how,
+            each.reason,
+            each.steps,
+            max(0.0, log.ended.get(name, log.end) - came),
+            alone.get(name),
+            summary.tokens,
+            summary.reward_first,
+            summary.reward_last,
+            summary.rewards == first[name].rewards if mix.runs[name].deterministic else None,
+        )
+    return fates

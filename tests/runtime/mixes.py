@@ -1,0 +1,254 @@
+"""Small mixes of two pipelines, run for real: in this process, where all share one fork server, or as a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jigsawrl.config.pipelines import load_mix
+from jigsawrl.runtime.launch import Outcome, run_mix
+from jigsawrl.telemetry.progress import Progress
+
+Results = dict[str, tuple[list[dict[str, float]], bytes]]
+"""What each pipeline has learned: its metrics but the times, and its final weights."""
+
+STEPS = 4
+PATIENCE_S = 60.0
+MARK = "JIGSAWRL_TEST_MARK"
+"""In the environment of every process that belongs to a started command."""
+
+SUMS: dict[str, Any] = {
+    "steps": STEPS,
+    "deterministic": True,
+    "model": {
+        "tiny": {
+            "layers": 2,
+            "hidden": 64,
+            "heads": 4,
+            "kv_heads": 2,
+            "warmup_steps": 40,
+            "warmup_noise": 0.3,
+        }
+    },
+    "task": {"kind": "arithmetic", "max_number": 6, "size": 49},
+    "rollout": {"prompts_per_step": 8, "samples": 4, "max_tokens": 6},
+    "trainer": {"lr": 1e-3},
+    "checkpoint": {"every": 3},
+    "telemetry": {"tensorboard": False},
+}
+CALC: dict[str, Any] = {
+    **SUMS,
+    "task": {
+        "kind": "calculator",
+        "max_number": 9,
+        "size": 32,
+        "latency": 0.02,
+        "latency_jitter": 0.02,
+        "max_turns": 3,
+    },
+    "rollout": {"prompts_per_step": 8, "samples": 4, "max_tokens": 16, "stop": ["]"]},
+}
+
+
+def write_mix(folder: Path, policy: str = "concurrent", **runs: Mapping[str, Any]) -> Path:
+    """A run file with these pipelines by name; JSON is YAML too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, run in runs.items():
+        (folder / f"{name}.yaml").write_text(json.dumps(run))
+    entries = {name: {"run": f"{name}.yaml"} for name in runs}
+    mix = {"workers": 2, "policy": policy, "pipelines": entries}
+    (folder / "mix.yaml").write_text(json.dumps(mix))
+    return folder / "mix.yaml"
+
+
+class Watching(Progress):
+    """Shows nothing, and calls back when a pipeline has made a step."""
+
+    def __init__(self, on_step: Callable[[str, int], None] = lambda *_: None) -> None:
+        super().__init__(json=True)
+        self.on_step = on_step
+        self.said: list[str] = []
+
+    def update(self, name: str, step: int, values: Mapping[str, float]) -> None:
+        self.on_step(name, step)
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+
+
+def run_here(
+    file: Path, out: Path, on_step: Callable[[str, int], None] = lambda *_: None, resume: bool = False
+) -> Outcome:
+    return run_mix(load_mix(file), out, resume, Watching(on_step))
+
+
+def learned(out: Path) -> list[dict[str, float]]:
+    """The metrics of a pipeline that must be equal between two runs: all but the times."""
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(("timing_s/", "perf/"))} for row in rows]
+
+
+def result(out: Path) -> tuple[list[dict[str, float]], bytes]:
+    """All that a pipeline has learned, bit by bit."""
+    return learned(out), (out / "model" / "model.safetensors").read_bytes()
+
+
+def events(out: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (json.loads(line) for line in (out / "events.jsonl").read_text().splitlines())
+    return [event for event in lines if event["event"] == kind]
+
+
+# Commands
+
+
+@dataclass(frozen=True)
+class Command:
+    """`jigsaw run` in a process group of its own."""
+
+    process: subprocess.Popen[bytes]
+    mark: str
+    out: Path
+    written: Path
+    """Where its stdout and stderr go."""
+
+    def said(self) -> str:
+        """On stderr, so far."""
+        return (self.written / "stderr").read_text()
+
+    def signal(self, number: int, group: bool = False) -> None:
+        (os.killpg if group else os.kill)(self.process.pid, number)
+
+    def end(self, timeout: float = PATIENCE_S) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill_all()
+            raise AssertionError(f"still running after {timeout} s\n{self.said()}") from None
+        return self.process.returncode, (self.written / "stdout").read_text(), self.said()
+
+    def answer(self, timeout: float = PATIENCE_S) -> tuple[int, dict[str, Any]]:
+        """Exit code, and each pipeline's part of what it printed."""
+        code, out, err = self.end(timeout)
+        assert out, err
+        return code, json.loads(out)["pipelines"]
+
+    def kill_all(self) -> None:
+        for pid in self.alive():
+            os.kill(pid, signal.SIGKILL)
+
+    def alive(self) -> dict[int, str]:
+        """Its processes that are still there, user code included, and the state of each."""
+        return {pid: state for pid, state in states() if self.mark.encode() in environment(pid)}
+
+    def named(self, name: str) -> list[int]:
+        """Drivers and actors by the name that `ps` shows."""
+        return [pid for pid in self.alive() if command_of(pid) == name]
+
+    def wait_for(self, done: Callable[[], object], what: str) -> None:
+        def over() -> bool:
+            return bool(done()) or self.process.poll() is not None
+
+        poll(over, f"{what} did not come")
+        assert done(), f"{what} did not come; it ended with {self.end()}"
+
+    def wait_for_step(self, name: str, step: int = 1) -> None:
+        metrics = self.out / name / "metrics.jsonl"
+        self.wait_for(
+            lambda: metrics.exists() and metrics.read_text().count("\n") >= step, f"step {step} of {name}"
+        )
+
+    def assert_nothing_is_left(self, store: bool = True) -> None:
+        """No process of it, running or stopped; with `store`, nothing in shared memory either."""
+        poll(lambda: not self.alive(), lambda: f"left behind: {self.alive()}", 10.0)
+        if store:
+            assert stores_of(self.out) == []
+
+
+def start(file: Path, out: Path, *options: str) -> Command:
+    mark = uuid.uuid4().hex
+    written = file.parent / mark
+    written.mkdir()
+    with (written / "stdout").open("wb") as stdout, (written / "stderr").open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jigsawrl", "run", str(file), "--out", str(out), "--json", *options],
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            env={**os.environ, MARK: mark},
+        )
+    return Command(process, mark, out, written)
+
+
+def poll(done: Callable[[], object], what: str | Callable[[], str], seconds: float = PATIENCE_S) -> None:
+    """Looks again and again; an AssertionError where it takes too long."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, what if isinstance(what, str) else what()
+        time.sleep(0.005)  # leaves the cores to those who are waited for
+
+
+def states() -> Iterable[tuple[int, str]]:
+    """Every process that is no zombie."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state = stat.read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state != "Z":
+            yield int(stat.parent.name), state
+
+
+def environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+    except OSError:
+        return ""
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def named(name: str) -> int:
+    """The driver or actor of this name that was started by this process."""
+    (found,) = [pid for pid in grandchildren() if command_of(pid) == name]
+    return found
+
+
+def grandchildren() -> list[int]:
+    """Of this process: whoever its fork server has started, and their user code."""
+    parents = {pid: parent_of(pid) for pid, _ in states()}
+    children = {pid for pid, parent in parents.items() if parent == os.getpid()}
+    found: set[int] = set()
+    while more := {pid for pid, parent in parents.items() if parent in children | found} - found:
+        found |= more
+    return sorted(found)
+
+
+def stores_of(out: Path) -> list[Path]:
+    """Folders in shared memory of runs in this folder."""
+    found = []
+    for record in Path("/dev/shm").glob("jigsawrl-*/store.json"):
+        if Path(json.loads(record.read_text())["spill"]).is_relative_to(out.absolute()):
+            found.append(record.parent)
+    return found

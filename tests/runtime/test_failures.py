@@ -1,0 +1,141 @@
+"""Rule 5: one failing pipeline is one failing pipeline."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mixes import (
+    CALC,
+    STEPS,
+    SUMS,
+    Results,
+    events,
+    grandchildren,
+    learned,
+    named,
+    result,
+    run_here,
+    start,
+    stores_of,
+    write_mix,
+)
+
+from jigsawrl.runtime.member import RETRIES
+
+pytestmark = pytest.mark.slow
+
+
+def kill_once(victim: str, name: str, step: int, signals: tuple[int, ...]) -> Callable[[str, int], None]:
+    """As soon as a pipeline has made this step for the first time."""
+    left = list(signals)
+
+    def on_step(made_by: str, made: int) -> None:
+        if (made_by, made) == (name, step) and left:
+            for number in left:
+                os.kill(named(victim), number)
+            left.clear()
+
+    return on_step
+
+
+@pytest.mark.parametrize("victim", ["driver:a", "actor0:b", "actor1:b"])
+def test_who_is_killed_goes_on_from_its_last_step_and_learns_the_same(
+    victim: str, alone: Results, tmp_path: Path
+) -> None:
+    pipeline, out = victim[-1], tmp_path / "out"
+    kill = kill_once(victim, pipeline, 2, (signal.SIGKILL,))
+    outcome = run_here(write_mix(tmp_path, "jigsaw", a=SUMS, b=CALC), out, kill)
+    assert [(each.how, each.steps) for each in outcome.pipelines] == [("finished", STEPS)] * 2
+    assert {name: result(out / name) for name in "ab"} == alone
+    (died,) = events(out, "died")
+    assert (died["pipeline"], died["deaths"]) == (pipeline, 1)
+    (recovered,) = events(out, "recovered")
+    assert recovered["pipeline"] == pipeline
+    assert recovered["step"] in (1, 2)  # 2 was made, but it may not have been remembered yet
+    assert grandchildren() == []
+    assert stores_of(out) == []
+
+
+def test_an_actor_that_stands_still_is_killed_like_any_other(alone: Results, tmp_path: Path) -> None:
+    """As one of a paused lane does."""
+    kill = kill_once("actor0:b", "b", 2, (signal.SIGSTOP, signal.SIGKILL))
+    run_here(write_mix(tmp_path, "rlix", a=SUMS, b=CALC), tmp_path / "out", kill)
+    assert {name: result(tmp_path / "out" / name) for name in "ab"} == alone
+    assert grandchildren() == []
+
+
+def data_task(folder: Path, body: str, **reward: Any) -> dict[str, Any]:
+    """Prompts with a reward of the user's own, which does `body` for one of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rewards.py").write_text(
+        "import ctypes, os\n\n"
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        f"    if ground_truth == '3':\n        {body}\n    return float(len(solution_str) % 2)\n"
+    )
+    lines = [json.dumps({"prompt": f"{n}=", "answer": str(n)}) for n in range(8)]
+    (folder / "data.jsonl").write_text("\n".join(lines))
+    target = {"path": f"{folder / 'rewards.py'}:score", **reward}
+    tiny = {**SUMS["model"]["tiny"], "warmup_steps": 0}
+    task = {"kind": "data", "path": str(folder / "data.jsonl"), "reward": target}
+    return {**SUMS, "model": {"tiny": tiny}, "task": task}
+
+
+def test_a_reward_that_segfaults_costs_its_pipeline_the_reward_and_the_others_nothing(
+    alone: Results, tmp_path: Path
+) -> None:
+    bad = data_task(tmp_path / "data", "ctypes.string_at(0)")
+    out = tmp_path / "out"
+    outcome = run_here(write_mix(tmp_path, "jigsaw", a=SUMS, bad=bad), out)
+    assert [each.how for each in outcome.pipelines] == ["finished"] * 2
+    assert [row["reward/errors"] for row in learned(out / "bad")] == [4.0] * STEPS
+    assert result(out / "a") == alone["a"]
+    assert grandchildren() == []
+
+
+def test_who_dies_again_and_again_without_a_step_is_given_up_and_the_others_go_on(
+    alone: Results, tmp_path: Path
+) -> None:
+    bad = data_task(tmp_path / "data", "os.kill(os.getppid(), 9)")  # its driver
+    out = tmp_path / "out"
+    a, b = run_here(write_mix(tmp_path, a=SUMS, bad=bad), out).pipelines
+    assert (a.how, b.how) == ("finished", "failed")
+    assert b.reason == f"it died {RETRIES + 1} times in a row; last, bad/driver was ended by SIGKILL"
+    assert [event["deaths"] for event in events(out, "died")] == list(range(1, RETRIES + 2))
+    assert result(out / "a") == alone["a"]
+    assert grandchildren() == []
+    assert stores_of(out) == []
+
+
+def test_a_reward_that_may_not_fail_ends_its_pipeline_with_the_reason(alone: Results, tmp_path: Path) -> None:
+    bad = data_task(tmp_path / "data", "raise ValueError('no such answer')", on_error="stop")
+    out = tmp_path / "out"
+    command = start(write_mix(tmp_path, "jigsaw", a=SUMS, bad=bad), out)
+    code, pipelines = command.answer()
+    assert code == 1
+    assert (pipelines["a"]["ended"], pipelines["bad"]["ended"]) == ("finished", "failed")
+    assert "no such answer" in pipelines["bad"]["reason"]
+    assert "Traceback" not in pipelines["bad"]["reason"].partition("no such answer")[0]
+    assert pipelines["bad"]["steps"] == 0
+    assert result(out / "a") == alone["a"]
+    assert events(out, "died") == []
+    command.assert_nothing_is_left()
+
+
+def test_the_scheduler_is_killed_and_resume_goes_on_with_all(alone: Results, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    mix = write_mix(tmp_path, "rlix", a=SUMS, b=CALC)
+    command = start(mix, out)
+    command.wait_for_step("b", 2)
+    command.signal(signal.SIGKILL)
+    command.end()
+    command.assert_nothing_is_left(store=False)
+    run_here(mix, out, resume=True)
+    assert {name: result(out / name) for name in "ab"} == alone
+    assert stores_of(out) == []  # that of the killed one is gone too
+    assert grandchildren() == []

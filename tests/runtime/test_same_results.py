@@ -1,0 +1,23 @@
+"""Rule 4: multiplexing never changes what is learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mixes import CALC, STEPS, SUMS, Results, events, grandchildren, result, run_here, stores_of, write_mix
+
+from jigsawrl.policies.named import POLICIES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_pipeline_learns_the_same_alone_and_beside_another(
+    policy: str, alone: Results, tmp_path: Path
+) -> None:
+    outcome = run_here(write_mix(tmp_path, policy, a=SUMS, b=CALC), tmp_path / "out")
+    assert [(each.how, each.steps) for each in outcome.pipelines] == [("finished", STEPS)] * 2
+    assert {name: result(tmp_path / "out" / name) for name in "ab"} == alone
+    assert events(tmp_path / "out", "died") == []
+    assert grandchildren() == []
+    assert stores_of(tmp_path / "out") == []

@@ -1,0 +1,173 @@
+"""What the live display is told, from what the scheduler believes: no process is started."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from mixes import CALC, SUMS, write_mix
+from rich.console import Console
+
+from jigsawrl.config.pipelines import load_mix
+from jigsawrl.graph.cpu import cpu_worker
+from jigsawrl.graph.interference import CORES
+from jigsawrl.policies.state import Start
+from jigsawrl.runtime.launch import member_of, own_config
+from jigsawrl.runtime.member import Member
+from jigsawrl.runtime.watch import BETWEEN_S, Watch
+from jigsawrl.runtime.world import World
+from jigsawrl.telemetry.board import Piece, PipelineLine, WorkerLine
+from jigsawrl.telemetry.progress import Progress
+
+
+class Told(Progress):
+    """Keeps what it is told."""
+
+    def __init__(self, terminal: bool = True) -> None:
+        screen = Console(file=io.StringIO(), force_terminal=terminal, force_interactive=terminal)
+        super().__init__(console=screen)
+        self.told: list[tuple[list[PipelineLine], list[WorkerLine]]] = []
+
+    def standing(self, pipelines: Sequence[PipelineLine], workers: Sequence[WorkerLine]) -> None:
+        self.told.append((list(pipelines), list(workers)))
+
+
+@dataclass
+class Story:
+    """Two pipelines on two workers, and a clock."""
+
+    members: dict[str, Member]
+    progress: Told = field(default_factory=Told)
+    now: float = 100.0
+
+    def __post_init__(self) -> None:
+        self.world = World(CORES, 2, 1e12)
+        self.watch = Watch(self.progress, 2)
+        self.world.advance(self.now)
+
+    def arrive(self, *names: str) -> None:
+        for name in names:
+            self.world.arrive(name, self.members[name].outlook, 4, again=False)
+            self.world.ask(name, "rollout", 1)
+
+    def start(self, name: str, places: tuple[tuple[int, ...], ...], share: float = 1.0) -> None:
+        self.world.start(Start(name, places, share))
+
+    def later(self, seconds: float = 1.0) -> None:
+        self.now += seconds
+        self.watch.pass_time(self.world, self.now)
+        self.world.advance(self.now)
+
+    def pipelines(self) -> dict[str, tuple[str, float]]:
+        self.watch.show(self.world, self.members, at_once=True)
+        return {line.name: (line.state, line.share) for line in self.progress.told[-1][0]}
+
+    def workers(self) -> list[WorkerLine]:
+        self.watch.show(self.world, self.members, at_once=True)
+        return self.progress.told[-1][1]
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> dict[str, Member]:
+    mix = load_mix(write_mix(tmp_path, sums=SUMS, calc=CALC))
+    hardware = cpu_worker(1, 2)
+    return {
+        name: member_of(mix, name, own_config(mix, name), tmp_path, hardware) for name in ("sums", "calc")
+    }
+
+
+@pytest.fixture
+def story(members: dict[str, Member]) -> Story:
+    return Story(members)
+
+
+def test_a_pipeline_says_where_it_stands_from_its_set_up_to_its_end(story: Story) -> None:
+    calc = story.members["calc"]
+    seen = [story.pipelines()["calc"]]
+    story.arrive("sums", "calc")
+    seen.append(story.pipelines()["calc"])
+    story.start("calc", ((0,), (1,)), 0.5)
+    story.world.at("calc", 0, "decode", 16)
+    story.world.at("calc", 1, "tool", 0)
+    seen.append(story.pipelines()["calc"])
+    story.world.at("calc", 0, "tool", 0)
+    seen.append(story.pipelines()["calc"])
+    story.world.over("calc")
+    story.world.ask("calc", "training", 1)
+    seen.append(story.pipelines()["calc"])
+    story.start("calc", ((0, 1),), 1.0)
+    calc.training = "grad"
+    seen.append(story.pipelines()["calc"])
+    for key in story.world.pipelines["calc"].lanes:
+        story.world.lanes.pause(key, True)
+    seen.append(story.pipelines()["calc"])
+    story.world.over("calc")
+    seen.append(story.pipelines()["calc"])
+    calc.ended = "finished"
+    seen.append(story.pipelines()["calc"])
+    assert seen == [
+        ("set-up", 0.0),
+        ("waiting", 0.0),
+        ("", 0.25),
+        ("tool", 0.0),
+        ("waiting", 0.0),
+        ("", 1.0),
+        ("paused", 0.0),
+        ("saving", 0.0),
+        ("finished", 0.0),
+    ]
+
+
+def test_one_that_died_is_recovering_and_one_that_failed_says_why(story: Story) -> None:
+    story.arrive("sums")
+    sums, calc = story.members["sums"], story.members["calc"]
+    story.world.pipelines["sums"].status = "done"
+    sums.deaths = calc.deaths = 1
+    assert story.pipelines() == {"sums": ("recovering", 0.0), "calc": ("recovering", 0.0)}
+    calc.ended, calc.reason = "failed", "the reward fell over\nTraceback ..."
+    assert story.pipelines()["calc"] == ("failed: the reward fell over", 0.0)
+
+
+def test_one_that_is_to_come_later_says_so(story: Story) -> None:
+    story.members["calc"].arrival = 60.0
+    assert story.pipelines()["calc"] == ("to come", 0.0)
+
+
+def test_a_worker_has_what_runs_there_and_the_time_it_was_busy(story: Story) -> None:
+    story.later(10.0)  # set-up does not count
+    story.arrive("sums", "calc")
+    story.start("sums", ((0,),))
+    story.world.at("sums", 0, "decode", 16)
+    story.later()
+    story.later(3.0)
+    story.world.over("sums")
+    story.later()
+    story.world.ask("sums", "training", 1)
+    story.start("sums", ((0, 1),), 0.75)
+    story.start("calc", ((1,),), 0.25)
+    story.world.at("calc", 1, "tail", 2)
+    story.members["sums"].training = "optim"
+    assert story.workers() == [
+        WorkerLine(0, (Piece("sums", "optim", 0.75),), 0.75),
+        WorkerLine(1, (Piece("sums", "optim", 0.75), Piece("calc", "tail", 0.25)), 0.0),
+    ]
+
+
+def test_it_is_shown_a_few_times_a_second_at_most(story: Story) -> None:
+    story.arrive("sums")
+    for _ in range(100):
+        story.later(BETWEEN_S / 10)
+        story.watch.show(story.world, story.members)
+    assert 9 <= len(story.progress.told) <= 11
+
+
+def test_without_a_terminal_nothing_is_even_looked_at(members: dict[str, Member]) -> None:
+    story = Story(members, Told(terminal=False))
+    story.arrive("sums")
+    story.start("sums", ((0,),))
+    story.later()
+    story.watch.show(story.world, story.members, at_once=True)
+    assert (story.progress.told, story.watch.busy) == ([], [0.0, 0.0])

@@ -1,0 +1,139 @@
+"""The scheduler's beliefs stay consistent, whatever is heard and done in whatever order."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from graph.planning import WORKER, job
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from jigsawrl.graph.forecast import Forecast
+from jigsawrl.graph.interference import CORES
+from jigsawrl.graph.outlook import Outlook
+from jigsawrl.policies.named import POLICIES
+from jigsawrl.policies.state import Event, Migrate, Pause, Resize, Resume, Start, Woken
+from jigsawrl.runtime.world import World
+from jigsawrl.telemetry.events import Substage
+
+WORKERS = 3
+STEPS = 3
+NAMES = ("a", "b", "c")
+
+
+def outlook(name: str) -> Outlook:
+    """One with a deadline, one with turns, a plain one."""
+    settings = {"a": {"deadline": 60.0}, "b": {"turns": 3, "tool_seconds": 2.0}, "c": {}}[name]
+    made = job(name, seed=ord(name), sigma=1.5, **settings)  # type: ignore[arg-type]
+    return Outlook(made.shape, made.costs, WORKER, Forecast.from_prior(made.expected, made.shape.max_tokens))
+
+
+OUTLOOKS = {name: outlook(name) for name in NAMES}
+pipelines = st.sampled_from(NAMES)
+
+
+class Beliefs(RuleBasedStateMachine):
+    """Drivers say what they can say in their state, true or too late; any policy answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(CORES, WORKERS, WORKER.device_bytes)
+        self.happened: list[Event] = []
+
+    def status(self, name: str) -> str | None:
+        known = self.world.pipelines.get(name)
+        return known.status if known else None
+
+    @rule(name=pipelines, done=st.integers(0, STEPS - 1))
+    def begins_or_comes_back(self, name: str, done: int) -> None:
+        again = name in self.world.pipelines
+        self.happened.append(self.world.arrive(name, OUTLOOKS[name], STEPS, again))
+        self.happened.append(self.world.ask(name, "rollout", done + 1))
+
+    @rule(name=pipelines, phase=st.sampled_from(["rollout", "training"]), step=st.integers(1, STEPS))
+    def asks(self, name: str, phase: Literal["rollout", "training"], step: int) -> None:
+        if self.status(name) == "done":
+            self.happened.append(self.world.ask(name, phase, step))
+
+    @rule(
+        name=pipelines,
+        engine=st.integers(-1, WORKERS - 1),
+        kind=st.sampled_from([None, "decode", "tail", "tool"]),
+        samples=st.integers(0, 40),
+    )
+    def is_elsewhere(self, name: str, engine: int, kind: Substage | None, samples: int) -> None:
+        if name in self.world.pipelines and engine >= 0:
+            self.happened += self.world.at(name, engine, kind, samples)
+
+    @rule(name=pipelines)
+    def phase_is_over(self, name: str) -> None:
+        if self.status(name) == "running":
+            self.happened += self.world.over(name)
+            self.world.forecast(name, OUTLOOKS[name])
+
+    @rule(name=pipelines)
+    def leaves(self, name: str) -> None:
+        if name in self.world.pipelines:
+            self.happened.append(self.world.leave(name))
+
+    @rule(name=pipelines)
+    def dies(self, name: str) -> None:
+        if name in self.world.pipelines:
+            self.world.drop(name)
+            self.world.pipelines[name].status = "done"
+
+    @rule(seconds=st.floats(-1, 1e4))
+    def time_passes(self, seconds: float) -> None:
+        before = self.world.lanes.now
+        self.world.advance(before + seconds)
+        assert self.world.lanes.now >= before
+
+    @precondition(lambda self: self.world.pipelines)
+    @rule(name=st.sampled_from(sorted(POLICIES)))
+    def a_policy_decides(self, name: str) -> None:
+        happened, self.happened = self.happened or [Woken()], []
+        for action in POLICIES[name].decide(self.world.state(), happened):
+            match action:
+                case Start():
+                    self.world.start(action)
+                case Migrate():
+                    self.world.gather(action)
+                case Pause(lane) | Resume(lane):
+                    self.world.lanes.pause(lane, isinstance(action, Pause))
+                case Resize(lane, share):
+                    self.world.lanes.resize(lane, share)
+
+    @invariant()
+    def lanes_belong_to_who_runs(self) -> None:
+        world = self.world
+        assert world.lanes.lanes.keys() == world.running.keys()
+        owned = [(key, name) for name, pipeline in world.pipelines.items() for key in pipeline.lanes]
+        assert sorted(owned) == sorted((lane.id, lane.pipeline) for lane in world.lanes.lanes.values())
+        for pipeline in world.pipelines.values():
+            assert bool(pipeline.lanes) == (pipeline.status == "running")
+
+    @invariant()
+    def workers_know_their_lanes(self) -> None:
+        for worker, there in enumerate(self.world.lanes.on_worker):
+            lanes = self.world.lanes.lanes
+            assert sorted(there) == sorted(key for key, lane in lanes.items() if worker in lane.workers)
+
+    @invariant()
+    def memory_that_is_held_is_that_of_the_lanes(self) -> None:
+        for worker, held in enumerate(self.world.held):
+            there = self.world.lanes.on_worker[worker]
+            assert held == pytest.approx(sum(self.world.running[key].bytes for key in there), abs=1.0)
+            assert held <= WORKER.device_bytes + 1.0
+
+    @invariant()
+    def policies_can_reckon_with_it(self) -> None:
+        state = self.world.state()
+        assert state.survivors.keys() <= state.lanes.lanes.keys()
+        for pipeline in state.unfinished():
+            assert state.left_alone(pipeline) >= 0
+
+
+TestBeliefs = Beliefs.TestCase
+TestBeliefs.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
