@@ -159,13 +159,13 @@ def compare(
     They are run for real, under one policy after another, or, in seconds and on any machine, simulated.
     """
     if not simulated:
-        only = {"--hardware": hardware, "--profile": profile, "--seed": seed}
+        only = {"--hardware": hardware, "--seed": seed}
         for option in (name for name, value in only.items() if value is not None):
             raise JigsawError(f"{option}: is for simulated runs; add --simulate, or leave it out")
         from jigsawrl.cli_compare import compare_for_real
         from jigsawrl.config.pipelines import load_mix
 
-        mix = load_mix(file, overrides or [], {"workers": workers})
+        mix = load_mix(file, overrides or [], {"workers": workers, "profile": profile})
         raise typer.Exit(compare_for_real(mix, _policies(policies), out, as_json))
     scene, _ = _scene(file, overrides, None, workers, hardware, profile, seed)
     from jigsawrl.policies.named import POLICIES

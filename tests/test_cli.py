@@ -194,9 +194,9 @@ def test_help_fits_a_small_terminal_and_names_everything(
 
 def test_with_json_stdout_is_kept_for_the_result(environment: dict[str, str]) -> None:
     code = (
-        "import os; from jigsawrl.cli import _stdout_on_stderr\n"
+        "import os; from jigsawrl.cli_output import stdout_on_stderr\n"
         "print('before')\n"
-        "with _stdout_on_stderr(True): print('from us'); os.system('echo from a child')\n"
+        "with stdout_on_stderr(True): print('from us'); os.system('echo from a child')\n"
         "print('result')"
     )
     done = python(environment, "-c", code)

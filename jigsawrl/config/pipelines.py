@@ -92,14 +92,14 @@ def load_mix(path: Path, overrides: Sequence[str] = (), options: Mapping[str, An
     data = overridden(path, overrides, _anchor)
     if "pipelines" in data:
         config = checked_mix({**data, **given})
-        runs = {name: _run(Path(entry.run)) for name, entry in config.pipelines.items() if entry.run}
+        runs = {name: run_of(Path(entry.run)) for name, entry in config.pipelines.items() if entry.run}
         return Mix(config, runs)
     run = validated(data)
     shared = {"name": run.name, "seed": run.seed, "workers": run.workers, **given}
     return Mix(checked_mix({**shared, "pipelines": {run.name: {"run": str(path)}}}), {run.name: run})
 
 
-def _run(path: Path) -> RunConfig:
+def run_of(path: Path) -> RunConfig:
     data = overridden(path, (), anchor_paths)
     if "pipelines" in data:
         raise JigsawError(f"{path}: holds several pipelines itself; a pipeline's run file holds one")

@@ -228,3 +228,8 @@ CORES = Interference(
     beside={(a, b): _FREE for a in _FELT for b in _FELT},
 )
 """Shares and nothing else."""
+
+
+def table_of(hardware: str) -> Interference:
+    """What is known of sharing such a worker; of other accelerators, what an H200 was measured to do."""
+    return CORES if hardware == "cpu" else H200

@@ -193,10 +193,13 @@ class WatchedEngines(Engines):
         self.watched = (line.pipe,)
         self.lengths: dict[SampleKey, int] = {}
         """Tokens of every sample of the phase, all turns together."""
+        self.turns = 0
+        """Of all samples."""
 
     def begin(self, engines: Sequence[int]) -> None:
         self.use(engines)
         self.lengths.clear()
+        self.turns = 0
         self.most = [0] * len(self.handles)
         self.said = [None] * len(self.handles)
 
@@ -207,6 +210,7 @@ class WatchedEngines(Engines):
             message = self.line.receive()
             if isinstance(message, Gather):
                 outputs += self.gather(message.engines)
+        self.turns += len(outputs)
         for output in outputs:
             made = self.lengths.get(output.key, 0)
             self.lengths[output.key] = made + len(output.generated.token_ids)
@@ -266,7 +270,8 @@ class Beside:
         self.engines.forget_episodes()
         self.told.close()
         lengths = tuple(self.engines.lengths.values())[:MOST_LENGTHS]
-        self.line.send(Over(phase, step, busy, len(go.engines), lengths, self.waited))
+        turns = self.engines.turns / max(1, len(lengths))
+        self.line.send(Over(phase, step, busy, len(go.engines), lengths, turns, self.waited))
 
     def busy(self) -> list[float]:
         return [handle.call("busy_seconds") for handle in self.handles]

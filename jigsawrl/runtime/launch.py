@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jigsawrl import durable
 from jigsawrl.config import files, text
 from jigsawrl.config.messages import joined
-from jigsawrl.config.pipelines import Mix
+from jigsawrl.config.pipelines import Mix, checked_mix, is_profile_file, run_of
 from jigsawrl.config.runfolder import check_mix_folder
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.cpu import cpu_worker
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.interference import CORES
+from jigsawrl.graph.profile import Profile, Workload, load_profile, write_profile
 from jigsawrl.pipeline.base import base_folder
 from jigsawrl.policies.named import POLICIES
+from jigsawrl.runtime.control import Control
 from jigsawrl.runtime.cores import split_cores
 from jigsawrl.runtime.member import Member, first_outlook
 from jigsawrl.runtime.scheduler import Scheduler, Work
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from jigsawrl.telemetry.progress import Progress
 
 GB = 1e9
+PROFILE = "profile.json"
+SUBMITTED = "submitted.json"
 SHARED_MEMORY = Path("/dev/shm")
 STORE_PART = 0.25
 """Of the machine's memory that states of pipelines may take in the store."""
@@ -64,19 +69,23 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
 
     `bases` is the folder of another run of theirs, whose tiny models are taken.
     """
+    asked, mix = mix, with_submitted(mix, out) if resume else mix
     configs = {name: own_config(mix, name) for name in mix.config.pipelines}
     for config in configs.values():
         check(config)
-    if check_mix_folder(mix.config, out, resume):
+    if check_mix_folder(asked.config, out, resume):
         refuse_if_in_use(out)
     cores = split_cores(mix.config.workers)
     worker = cpu_worker(len(cores[0]), len(cores))
-    members = {name: member_of(mix, name, config, out, worker) for name, config in configs.items()}
+    known = workloads_of(mix.config.profile)
+    members = {
+        name: member_of(mix, name, config, out, worker, known.get(name)) for name, config in configs.items()
+    }
     refuse_what_cannot_fit(list(members.values()), worker, len(cores))
     out.mkdir(parents=True, exist_ok=True)
     if bases is not None:
         take_bases(list(members.values()), bases)
-    durable.replace(out / "config.yaml", text.dump(mix.config.model_dump(mode="json")).encode())
+    durable.replace(out / "config.yaml", text.dump(asked.config.model_dump(mode="json")).encode())
     policy = POLICIES[mix.config.policy]
     progress.message(
         f"{len(members)} pipelines on {len(cores)} workers under {policy.name}; "
@@ -87,13 +96,24 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
     folders.read(store)  # as long as this process lives, the store is in use
     log = EventLog(out / "events.jsonl")
     log.emit("resume" if resume else "start", policy=policy.name, workers=len(cores), pipelines=list(members))
-    scheduler = Scheduler(members, policy, cores, CORES, worker.device_bytes, store, log, progress, resume)
+    control = Control(out, store)
+
+    def admit(request: dict[str, Any]) -> Member:
+        member = submitted(mix, request, out, worker)
+        remember_submitted(out, request)
+        return member
+
+    scheduler = Scheduler(
+        members, policy, cores, CORES, worker.device_bytes, store, log, progress, resume, control, admit
+    )
     try:
         scheduler.run()
     finally:
+        control.close()
         log.emit("end", work=scheduler.work.seconds, messages=scheduler.work.messages)
         log.close()
         folders.remove(store)
+    save_what_was_learned(members, worker, out)
     write_report(out)
     return outcome_of(scheduler, out)
 
@@ -152,10 +172,65 @@ def check(config: RunConfig) -> None:
         raise JigsawError(f"pipelines.{config.name}: {error}") from None
 
 
-def member_of(mix: Mix, name: str, config: RunConfig, out: Path, worker: Hardware) -> Member:
+def remember_submitted(out: Path, request: dict[str, Any]) -> None:
+    """So that --resume takes it along."""
+    entries = {**_submitted(out), request["name"]: request["entry"]}
+    durable.replace(out / SUBMITTED, json.dumps(entries, indent=1).encode())
+
+
+def with_submitted(mix: Mix, out: Path) -> Mix:
+    """The pipelines of the run file, and those that came while it ran."""
+    more = {name: entry for name, entry in _submitted(out).items() if name not in mix.config.pipelines}
+    if not more:
+        return mix
+    settings = {name: {k: v for k, v in entry.items() if v is not None} for name, entry in more.items()}
+    data = mix.config.model_dump(mode="json")
+    config = checked_mix({**data, "pipelines": {**data["pipelines"], **settings}})
+    runs = {name: run_of(Path(config.pipelines[name].run or "")) for name in more}
+    return Mix(config, {**mix.runs, **runs})
+
+
+def _submitted(out: Path) -> dict[str, dict[str, Any]]:
+    try:
+        entries: dict[str, dict[str, Any]] = json.loads((out / SUBMITTED).read_text())
+    except FileNotFoundError:
+        return {}
+    return entries
+
+
+def submitted(mix: Mix, request: dict[str, Any], out: Path, worker: Hardware) -> Member:
+    """A pipeline that comes while others run; a JigsawError if it cannot be run."""
+    name = request["name"]
+    settings = {key: value for key, value in request["entry"].items() if value is not None}
+    data = {**mix.config.model_dump(mode="json"), "pipelines": {name: settings}}
+    config = checked_mix(data)
+    more = Mix(config, {name: run_of(Path(config.pipelines[name].run or ""))})
+    own = own_config(more, name)
+    check(own)
+    member = member_of(more, name, own, out, worker, None)
+    refuse_what_cannot_fit([member], worker, config.workers)
+    return member
+
+
+def workloads_of(profile: str) -> Mapping[str, Workload]:
+    """What an earlier run learned, where the run file names its profile."""
+    return load_profile(profile).workloads if is_profile_file(profile) else {}
+
+
+def member_of(
+    mix: Mix, name: str, config: RunConfig, out: Path, worker: Hardware, known: Workload | None
+) -> Member:
     entry = mix.config.pipelines[name]
-    outlook = first_outlook(name, config, entry, worker, mix.config.workers)
+    outlook = first_outlook(name, config, entry, worker, mix.config.workers, known)
     return Member(name, config, out / name, outlook, entry.arrival)
+
+
+def save_what_was_learned(members: Mapping[str, Member], worker: Hardware, out: Path) -> None:
+    """A profile for the next run, and for simulations of this one."""
+    learned = {name: workload for name, member in members.items() if (workload := member.workload())}
+    if learned:
+        source = "measured while these pipelines ran, alone and beside each other"
+        write_profile(Profile(out.name, source, worker, learned), out / PROFILE)
 
 
 def refuse_what_cannot_fit(members: list[Member], worker: Hardware, workers: int) -> None:

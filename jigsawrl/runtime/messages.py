@@ -52,6 +52,8 @@ class Over:
     """That took part."""
     lengths: tuple[int, ...] = ()
     """Tokens of a rollout's samples."""
+    turns: float = 1.0
+    """Of a rollout's samples, on the mean."""
     tool_seconds: float = 0.0
     """In which no engine of a rollout had anything to do but wait for tools."""
 

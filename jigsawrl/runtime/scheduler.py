@@ -13,8 +13,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from jigsawrl.errors import JigsawError
 from jigsawrl.graph.interference import Interference
 from jigsawrl.graph.lanes import Lane
 from jigsawrl.policies.state import (
@@ -30,6 +31,7 @@ from jigsawrl.policies.state import (
     Wait,
     Woken,
 )
+from jigsawrl.runtime.control import Control
 from jigsawrl.runtime.cores import go_on, part_of, stop
 from jigsawrl.runtime.family import Family, how_it_ended
 from jigsawrl.runtime.member import RETRIES, Member
@@ -81,6 +83,9 @@ class Scheduler:
     log: EventLog
     progress: Progress
     resume: bool
+    control: Control
+    admit: Callable[[dict[str, Any]], Member]
+    """Makes a member of what somebody submits, or refuses it."""
     world: World = field(init=False)
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     watch: Watch = field(init=False)
@@ -94,6 +99,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.world = World(self.table, len(self.cores), self.device_bytes)
         self.watch = Watch(self.progress, len(self.cores))
+        self.selector.register(self.control, selectors.EVENT_READ, ("", "control"))
 
     def run(self) -> None:
         """Until every pipeline has ended, one way or another. Nothing is left running, whatever happens."""
@@ -124,6 +130,8 @@ class Scheduler:
         self.watch.pass_time(self.world, now())
         self.world.advance(now())
         events: list[Event] = []
+        if ready.pop("", None):
+            self.control.serve(lambda request: self._asked_from_outside(request, events))
         for name, what in ready.items():
             member = self.members[name]
             if "line" in what and member.family is not None:
@@ -180,7 +188,8 @@ class Scheduler:
         if ends is not None and ends.how in ("finished", "interrupted"):
             self._forget(family)
             family.wait()
-            return [*events, self._end(member, ends.how, ends.reason)]
+            how = "cancelled" if member.cancelled and ends.how == "interrupted" else ends.how
+            return [*events, self._end(member, how, ends.reason)]
         dead = family.dead()
         reason = ends.reason if ends else how_it_ended(dead[0])
         if ends is not None and ends.how == "died" and dead:
@@ -283,6 +292,8 @@ class Scheduler:
         """Its driver waits; if the phase was started before it asked, it may go at once."""
         member.asked = (phase, step)
         pipeline = self.world.pipelines[member.name]
+        if member.held and pipeline.status == "ready":
+            return self._hold(member)
         if pipeline.status == "running" and (pipeline.phase, pipeline.step) == (phase, step):
             self._go(member)
             return []
@@ -301,7 +312,7 @@ class Scheduler:
             foreseen=member.foreseen,
             busy=list(over.busy),
         )
-        member.learn(over)
+        member.learn(over, now() - member.since)
         member.training = None
         events = self.world.over(member.name)
         self.world.forecast(member.name, member.outlook)
@@ -310,6 +321,56 @@ class Scheduler:
         if over.step < self.world.pipelines[member.name].steps:
             return [*events, self.world.ask(member.name, "rollout", over.step + 1)]
         return [*events, self.world.leave(member.name)]
+
+    # What people ask for while it runs
+
+    def _asked_from_outside(self, request: dict[str, Any], events: list[Event]) -> dict[str, Any]:
+        if request["do"] == "submit":
+            if self.stopping:
+                raise JigsawError("it is stopping")
+            member = self.admit(request)
+            if member.name in self.members:
+                raise JigsawError(f"there is a pipeline {member.name} already; choose another --name")
+            member.arrival = now() - self.started
+            self.members[member.name] = member
+            self.log.emit("submitted", pipeline=member.name)
+            self.progress.message(f"{member.name}: submitted")
+        else:
+            name = str(request["pipeline"])
+            if name not in self.members:
+                raise JigsawError(f"there is no pipeline {name}; there are {', '.join(self.members)}")
+            events += self._told_to(self.members[name], str(request["do"]))
+        return {"pipelines": {name: member.ended or member.standing for name, member in self.members.items()}}
+
+    def _told_to(self, member: Member, what: str) -> list[Event]:
+        """Pause, resume or cancel. Whatever it is at now is finished: a phase, or with `cancel` a step."""
+        if member.ended is not None:
+            raise JigsawError(f"{member.name} has ended: {member.ended}")
+        if what == "cancel":
+            member.cancelled, member.held = True, False
+            if member.family is None:
+                return [self._end(member, "cancelled", "before it began")]
+            self._tell(member, Stop())
+        elif what == "pause":
+            member.held = True
+        elif what == "resume":
+            member.held = False
+        else:
+            raise JigsawError(f"{what}: not understood")
+        self.log.emit(what, pipeline=member.name, step=member.done)
+        self.progress.message(f"{member.name}: {what}")
+        return self._hold(member)
+
+    def _hold(self, member: Member) -> list[Event]:
+        """A pipeline that is held waits where nobody sees it; one that is not, is seen again."""
+        pipeline = self.world.pipelines.get(member.name)
+        if pipeline is None or member.asked is None or pipeline.status == "running":
+            return []
+        if member.held:
+            pipeline.status = "done"
+            return []
+        phase, step = member.asked
+        return [self.world.ask(member.name, phase, step)]  # type: ignore[arg-type]
 
     # Decisions
 
@@ -342,7 +403,10 @@ class Scheduler:
         pipeline = self.world.pipelines[action.pipeline]
         for lane in pipeline.lanes:
             self._place(lane)
-        member.since = now()
+        member.since, member.alone = now(), True
+        for each in self.world.lanes.lanes.values():
+            if any(len(self.world.lanes.on_worker[worker]) > 1 for worker in each.workers):
+                self.members[each.pipeline].alone = False
         member.foreseen = max(
             lane.left_in_all() for lane in map(self.world.lanes.lanes.get, pipeline.lanes) if lane
         )

@@ -139,9 +139,12 @@ def _from_run(
     workload = own or nearest(model, run.rollout.max_tokens, list(profile.workloads.values()))
     costs = profile.costs(workload.name, hardware).of(model)
     shape = pipeline_shape(name, run, entry)
+    if own is not None:
+        turns = max(1, round(own.turns))
+        waits = own.tool_seconds / max(1, turns - 1)
+        shape = replace(shape, prompt_tokens=own.prompt_tokens, turns=turns, tool_seconds=waits)
     shape = replace(
         shape,
-        prompt_tokens=own.prompt_tokens if own else shape.prompt_tokens,
         reward_seconds=costs.other_seconds * shape.sequences / workload.sequences,
     )
     key = zlib.crc32(f"{config.seed} {name}".encode())

@@ -21,10 +21,12 @@ from jigsawrl.telemetry.progress import Progress
 Results = dict[str, tuple[list[dict[str, float]], bytes]]
 """What each pipeline has learned: its metrics but the times, and its final weights."""
 
-STEPS = 4
+STEPS = 3
 PATIENCE_S = 60.0
 MARK = "JIGSAWRL_TEST_MARK"
-"""In the environment of every process that belongs to a started command."""
+"""In the environment of every process that belongs to a started command, or to runs of this process."""
+HERE = uuid.uuid4().hex
+os.environ[MARK] = HERE
 
 SUMS: dict[str, Any] = {
     "steps": STEPS,
@@ -35,14 +37,14 @@ SUMS: dict[str, Any] = {
             "hidden": 64,
             "heads": 4,
             "kv_heads": 2,
-            "warmup_steps": 40,
+            "warmup_steps": 20,
             "warmup_noise": 0.3,
         }
     },
     "task": {"kind": "arithmetic", "max_number": 6, "size": 49},
     "rollout": {"prompts_per_step": 8, "samples": 4, "max_tokens": 6},
     "trainer": {"lr": 1e-3},
-    "checkpoint": {"every": 3},
+    "checkpoint": {"every": 2},
     "telemetry": {"tensorboard": False},
 }
 CALC: dict[str, Any] = {
@@ -148,7 +150,7 @@ class Command:
 
     def alive(self) -> dict[int, str]:
         """Its processes that are still there, user code included, and the state of each."""
-        return {pid: state for pid, state in states() if self.mark.encode() in environment(pid)}
+        return marked(self.mark)
 
     def named(self, name: str) -> list[int]:
         """Drivers and actors by the name that `ps` shows."""
@@ -236,13 +238,28 @@ def named(name: str) -> int:
 
 
 def grandchildren() -> list[int]:
-    """Of this process: whoever its fork server has started, and their user code."""
+    """Of this process: whoever its fork server has started, and their user code, orphans too."""
     parents = {pid: parent_of(pid) for pid, _ in states()}
     children = {pid for pid, parent in parents.items() if parent == os.getpid()}
-    found: set[int] = set()
+    found = marked(HERE).keys() - children
     while more := {pid for pid, parent in parents.items() if parent in children | found} - found:
         found |= more
     return sorted(found)
+
+
+def assert_nothing_is_left(out: Path) -> None:
+    """Of runs in this process: no process but the fork server, and nothing in shared memory."""
+    poll(
+        lambda: not grandchildren(),
+        lambda: f"left behind: {[command_of(pid) for pid in grandchildren()]}",
+        10.0,
+    )
+    assert stores_of(out) == []
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Processes with this mark, and their states."""
+    return {pid: state for pid, state in states() if mark.encode() in environment(pid)}
 
 
 def stores_of(out: Path) -> list[Path]:

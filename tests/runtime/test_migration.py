@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mixes import CALC, SUMS, Results, events, grandchildren, result, run_here, write_mix
+from mixes import CALC, SUMS, assert_nothing_is_left
 
 from jigsawrl.config import RunConfig
 from jigsawrl.config.runfile import checked
@@ -22,10 +22,6 @@ from jigsawrl.pipeline.engines import Engines
 from jigsawrl.pipeline.rollout import rollout_of
 from jigsawrl.pipeline.trajectory import Trajectory
 from jigsawrl.pipeline.warmup import prepare_base
-from jigsawrl.policies.concurrent import Concurrent
-from jigsawrl.policies.named import POLICIES
-from jigsawrl.policies.state import Action, Event, Migrate, Pause, Resume, State, Wait, Woken
-from jigsawrl.policies.tails import last_tails
 from jigsawrl.runtime.family import PRELOADED
 from jigsawrl.runtime.start import start_actor
 
@@ -33,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 UNTRAINED = {"model": {"tiny": {**SUMS["model"]["tiny"], "warmup_steps": 0}}}
 RUNS: dict[str, dict[str, Any]] = {
-    "single turn": {**SUMS, **UNTRAINED, "rollout": {**SUMS["rollout"], "max_tokens": 192}},
+    "single turn": {**SUMS, **UNTRAINED, "rollout": {**SUMS["rollout"], "max_tokens": 96}},
     "several turns": {**CALC, "rollout": {**CALC["rollout"], "max_tokens": 48}},
 }
 MOMENTS = {"at once": [0], "early": [4], "halfway": [16], "to and fro": [2, 8, 14, 20]}
@@ -117,7 +113,7 @@ def actors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     yield Actors(config, base, handles)
     for handle in handles:
         handle.close()
-    assert grandchildren() == []
+    assert_nothing_is_left(base)
 
 
 def what_was_drawn(made: Made) -> list[tuple[list[int], list[float], list[int], float]]:
@@ -133,49 +129,3 @@ def test_a_gathered_rollout_draws_the_same_tokens(moments: str, actors: Actors) 
         (trajectory,) = [t for t in moved.trajectories if (t.prompt, t.sample) == (key.prompt, key.sample)]
         assert json.dumps(tokens)[1:-1] in json.dumps(trajectory.tokens)  # none of them was drawn anew
     assert moved.tokens - stayed.tokens <= moved.engines.prefixes
-
-
-class Gathers:
-    """Everything at once, and every rollout of which only tails are left goes to one worker."""
-
-    name = "gathers"
-
-    def decide(self, state: State, happened: list[Event]) -> list[Action]:
-        actions: list[Action] = list(Concurrent().decide(state, happened))
-        for pipeline in state.unfinished():
-            tails = last_tails(state, pipeline)
-            if len(tails) > 1 and len(tails) == len(pipeline.lanes):
-                target = tails[pipeline.step % len(tails)].workers
-                actions.append(Migrate(pipeline.name, tuple(lane.id for lane in tails), (target,)))
-        return actions
-
-
-class Restless(Gathers):
-    """Whatever happens, all stand still for a moment; what stands still is gathered too."""
-
-    name = "restless"
-
-    def decide(self, state: State, happened: list[Event]) -> list[Action]:
-        if any(isinstance(event, Woken) for event in happened):
-            return [Resume(lane.id) for lane in state.lanes.lanes.values() if lane.paused]
-        actions = super().decide(state, happened)
-        leaving = {key for action in actions if isinstance(action, Migrate) for key in action.lanes}
-        staying = [
-            lane.id for lane in state.lanes.lanes.values() if not lane.paused and lane.id not in leaving
-        ]
-        return [*(Pause(key) for key in staying), *actions, Wait(state.now + 0.02)]
-
-
-@pytest.mark.parametrize("policy", [Gathers(), Restless()], ids=lambda policy: policy.name)
-def test_pipelines_whose_tails_are_gathered_and_who_are_paused_learn_the_same(
-    policy: Gathers, alone: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(POLICIES, "concurrent", policy)
-    out = tmp_path / "out"
-    run_here(write_mix(tmp_path, "concurrent", a=SUMS, b=CALC), out)
-    assert {name: result(out / name) for name in "ab"} == alone
-    actions = {event["action"] for event in events(out, "action")}
-    assert {"migrate", "pause"} & actions == (
-        {"migrate", "pause"} if policy.name == "restless" else {"migrate"}
-    )
-    assert grandchildren() == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mixes import CALC, STEPS, SUMS, Results, events, grandchildren, result, run_here, stores_of, write_mix
+from mixes import CALC, STEPS, SUMS, Results, assert_nothing_is_left, events, result, run_here, write_mix
 
 from jigsawrl.policies.named import POLICIES
 
@@ -19,5 +19,4 @@ def test_a_pipeline_learns_the_same_alone_and_beside_another(
     assert [(each.how, each.steps) for each in outcome.pipelines] == [("finished", STEPS)] * 2
     assert {name: result(tmp_path / "out" / name) for name in "ab"} == alone
     assert events(tmp_path / "out", "died") == []
-    assert grandchildren() == []
-    assert stores_of(tmp_path / "out") == []
+    assert_nothing_is_left(tmp_path / "out")

@@ -8,7 +8,7 @@ import pytest
 from graph.planning import WORKER, job
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.interference import CORES
@@ -90,7 +90,6 @@ class Beliefs(RuleBasedStateMachine):
         self.world.advance(before + seconds)
         assert self.world.lanes.now >= before
 
-    @precondition(lambda self: self.world.pipelines)
     @rule(name=st.sampled_from(sorted(POLICIES)))
     def a_policy_decides(self, name: str) -> None:
         happened, self.happened = self.happened or [Woken()], []
@@ -136,4 +135,4 @@ class Beliefs(RuleBasedStateMachine):
 
 
 TestBeliefs = Beliefs.TestCase
-TestBeliefs.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestBeliefs.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

@@ -1,9 +1,11 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
 from run_folders import at, ran, run_folder
 from test_page import Page
+from test_page_in_browser import BROWSER, opened
 
 from jigsawrl.telemetry.comparison import Compared, Comparison, Fate, comparison_page
 from jigsawrl.telemetry.runreport import run_report
@@ -86,3 +88,20 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
     (run,) = alone.runs
     assert (run.mean_slowdown, run.worst_slowdown, run.rewards) == (None, None, "")
     assert "|jigsaw|4.0 s|100.0|1.00×|62%|Time until" in Page(comparison_page(alone)).sections["policies"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on PATH")
+def test_a_browser_opens_the_page_without_an_error_and_at_one_scale(
+    comparison: Comparison, tmp_path: Path
+) -> None:
+    measure = (
+        "const wide = (of) => document.querySelector(`#timeline-${of} .row svg`).getBoundingClientRect().width;"
+        "document.body.dataset.found = wide('jigsaw') / wide('serial');"
+    )
+    text = comparison_page(comparison).replace("</body>", f"<script>{measure}</script></body>")
+    (tmp_path / "compare.html").write_text(text)
+    document, console = opened(tmp_path / "compare.html", tmp_path)
+    assert console == []
+    (found,) = re.findall('data-found="(.*?)"', document)
+    assert float(found) == pytest.approx(0.5, abs=0.01)

@@ -1,0 +1,177 @@
+"""What the scheduler costs: its part of a run of four pipelines, the messages it can take, the start of processes.
+
+The part is the CPU time of the scheduler's process, display and log included, over the wall time of a real run of
+four pipelines on 2 cores (`four_pipelines.py`); their phases are short, a few tenths of a second to a few seconds,
+which is hard on it. Messages a second: four pretended drivers ask and end phases as fast as it answers, under the
+look-ahead policy and under `concurrent`, in one process on one core. Starting: 12 processes from the fork server,
+until each has answered; and the memory of all processes of the run, counted by PSS.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from common import arguments, claim, clean_stdout, figure, report, say
+from four_pipelines import Four
+from rich.table import Table
+
+from jigsawrl.config.pipelines import PipelineConfig
+from jigsawrl.config.runfile import checked
+from jigsawrl.graph.cpu import cpu_worker
+from jigsawrl.graph.interference import CORES
+from jigsawrl.policies.named import POLICIES
+from jigsawrl.policies.state import Event, Start
+from jigsawrl.runtime.family import PRELOADED
+from jigsawrl.runtime.member import Member, first_outlook
+from jigsawrl.runtime.messages import Over
+from jigsawrl.runtime.world import World
+
+PROCESSES = 12
+PHASES = 2000
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    with clean_stdout() as console, tempfile.TemporaryDirectory(prefix="jigsawrl-bench-") as scratch:
+        four = Four(Path(scratch), 0.2 if options.quick else 1.0, options.seed)
+        say("a run of four pipelines")
+        memory: list[float] = []
+        done = threading.Event()
+        watcher = threading.Thread(target=watch_memory, args=(memory, done), daemon=True)
+        watcher.start()
+        run = four.run("jigsaw")
+        done.set()
+        watcher.join()
+        fraction = run.scheduler_seconds / run.seconds
+        say("messages")
+        rates = {
+            policy: messages_a_second(policy, 200 if options.quick else PHASES)
+            for policy in ("concurrent", "jigsaw")
+        }
+        say("processes")
+        first, others = start_processes()
+        table = Table(title="the scheduler")
+        table.add_column("what")
+        table.add_column("figure", justify="right")
+        table.add_row("part of the wall time of a run of four pipelines", f"{100 * fraction:.2f} %")
+        for policy, rate in rates.items():
+            table.add_row(f"messages a second on one core, {policy}", figure(rate))
+        table.add_row("seconds until the first process is up (imports torch)", figure(first))
+        table.add_row(f"seconds until {PROCESSES} more are up", figure(others))
+        table.add_row("most memory of all processes of the run, GB by PSS", figure(max(memory, default=0.0)))
+        console.print(table)
+        claims = {"overhead_fraction": claim(fraction, at_most=0.01)}
+        report(
+            console,
+            "scheduler_load",
+            options.seed,
+            claims,
+            quick=options.quick,
+            messages_per_second=rates,
+            start_first_seconds=first,
+            start_12_seconds=others,
+            pss_gb=max(memory, default=0.0),
+            run_seconds=run.seconds,
+        )
+
+
+def messages_a_second(policy: str, phases: int) -> float:
+    """Of pretended drivers; a message is entered, the policy asked, its answer carried out."""
+    worker = cpu_worker(1, 2)
+    config = checked({"task": {"kind": "arithmetic"}, "rollout": {"max_tokens": 512}})
+    entry = PipelineConfig(run="none.yaml")
+    outlook = first_outlook("p", config, entry, worker, 2, None)
+    members = [Member(f"p{i}", config, Path(), outlook, 0.0) for i in range(4)]
+    world = World(CORES, 2, worker.device_bytes)
+    events: list[Event] = []
+    for member in members:
+        events.append(world.arrive(member.name, outlook, phases, False))
+        events.append(world.ask(member.name, "rollout", 1))
+    decide, count, clock = POLICIES[policy].decide, 0, 0.0
+    started = time.perf_counter()
+    while count < phases:
+        for action in decide(world.state(), events):
+            if isinstance(action, Start):
+                world.start(action)
+        events = []
+        running = [p for p in world.pipelines.values() if p.status == "running"]
+        pipeline = running[count % len(running)]
+        clock += 1.0
+        world.advance(clock)
+        member = next(m for m in members if m.name == pipeline.name)
+        member.learn(Over(pipeline.phase, pipeline.step, (1.0, 1.0), 2, (100,) * 64), 1.0)
+        phase, step = pipeline.phase, pipeline.step
+        events += world.over(pipeline.name)
+        world.forecast(pipeline.name, member.outlook)
+        events.append(
+            world.ask(
+                pipeline.name, "training" if phase == "rollout" else "rollout", step + (phase == "training")
+            )
+        )
+        count += 2  # that it is over, and that it asks
+    return count / (time.perf_counter() - started)
+
+
+def answer(pipe: object) -> None:
+    pipe.send(os.getpid())  # type: ignore[attr-defined]
+
+
+def start_processes() -> tuple[float, float]:
+    """Seconds until the first one answers, and until a dozen more do."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    times = []
+    for count in (1, PROCESSES):
+        started = time.perf_counter()
+        pipes, processes = [], []
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=answer, args=(theirs,))
+            process.start()
+            pipes.append(ours)
+            processes.append(process)
+        for pipe in pipes:
+            pipe.recv()
+        times.append(time.perf_counter() - started)
+        for process in processes:
+            process.join()
+    return times[0], times[1]
+
+
+def watch_memory(found: list[float], done: threading.Event) -> None:
+    """PSS of all processes that came from this one, every second."""
+    while not done.wait(1.0):
+        found.append(sum(pss(pid) for pid in descendants(os.getpid())) / 1e6)
+
+
+def descendants(root: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for each in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(each.parent.name)] = int(each.read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            continue
+    found, grew = {root}, True
+    while grew:
+        more = {pid for pid, parent in parents.items() if parent in found} - found
+        found |= more
+        grew = bool(more)
+    return sorted(found - {root})
+
+
+def pss(pid: int) -> int:
+    """In kB; 0 where it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Talking to a run that is under way: one JSON object there, one back, over a socket that only its user can open."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from jigsawrl import durable
+from jigsawrl.errors import JigsawError
+
+ADDRESS = "control.json"
+"""In the run folder: where the socket is, and whose."""
+SOCKET = "control"
+TIMEOUT_S = 10.0
+MOST_BYTES = 1 << 20
+
+Answer = dict[str, Any]
+
+
+class Control:
+    """The run's end. Its socket lies in the store's folder, whose path is short enough for one."""
+
+    def __init__(self, out: Path, folder: Path) -> None:
+        self.address = out / ADDRESS
+        self.path = folder / SOCKET
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.bind(str(self.path))
+        os.chmod(self.path, 0o600)
+        self.socket.listen(8)
+        self.socket.setblocking(False)
+        durable.replace(self.address, json.dumps({"socket": str(self.path), "pid": os.getpid()}).encode())
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def serve(self, answer: Callable[[dict[str, Any]], Answer]) -> None:
+        """Answers one request. Whoever asks too slowly, or nonsense, is left alone."""
+        with suppress(OSError):
+            connection, _ = self.socket.accept()
+            with closing(connection):
+                connection.settimeout(1.0)
+                try:
+                    result = answer(_receive(connection))
+                except JigsawError as error:
+                    result = {"error": str(error)}
+                except (ValueError, KeyError, TypeError) as error:
+                    result = {"error": f"not understood: {error}"}
+                connection.sendall(json.dumps(result).encode())
+
+    def close(self) -> None:
+        self.socket.close()
+        self.path.unlink(missing_ok=True)
+        self.address.unlink(missing_ok=True)
+
+
+def ask(run: Path, **request: Any) -> Answer:
+    """Sends a request to the run in this folder; a JigsawError where none is under way, or it refuses."""
+    try:
+        where = json.loads((run / ADDRESS).read_text())["socket"]
+    except FileNotFoundError:
+        what = "has ended" if (run / "config.yaml").exists() else "is no run of several pipelines"
+        raise JigsawError(f"{run}: {what}; nothing to talk to") from None
+    except (OSError, ValueError, KeyError) as error:
+        raise JigsawError(f"{run / ADDRESS}: cannot be read ({error})") from None
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
+        connection.settimeout(TIMEOUT_S)
+        try:
+            connection.connect(where)
+            connection.sendall(json.dumps(request).encode())
+            connection.shutdown(socket.SHUT_WR)
+            answer = _receive(connection)
+        except (OSError, ValueError) as error:
+            raise JigsawError(
+                f"{run}: does not answer ({error}); has it been killed? It goes on with --resume"
+            ) from None
+    if "error" in answer:
+        raise JigsawError(f"{run}: {answer['error']}")
+    return answer
+
+
+def _receive(connection: socket.socket) -> dict[str, Any]:
+    content = b""
+    while piece := connection.recv(65536):
+        content += piece
+        if len(content) > MOST_BYTES:
+            raise ValueError("too long")
+    result = json.loads(content)
+    if not isinstance(result, dict):
+        raise ValueError("no object")
+    return result
