@@ -15,6 +15,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,7 @@ from jigsawrl.runtime.member import RETRIES
 KILLS, QUICK_KILLS = 100, 10
 MOST_KILLS = 12
 """Of one run; then it is left in peace."""
-LONGEST_PAUSE = 1.0
+LONGEST_PAUSE = 2.0
 """Seconds from when there is somebody to kill."""
 IN_SETUP = 0.2
 """Part of the schedulers that are killed before there are any drivers."""
@@ -93,6 +94,8 @@ class Run:
 
     policy: str
     kills: list[str] = field(default_factory=list)
+    moments: list[int] = field(default_factory=list)
+    """Steps of all pipelines that were done when each came."""
     seconds: float = 0.0
     exit_code: int = 0
     equal: bool = False
@@ -104,6 +107,7 @@ class Run:
         return {
             "policy": self.policy,
             "kills": self.kills,
+            "steps_done": self.moments,
             "seconds": round(self.seconds, 2),
             "exit_code": self.exit_code,
             "equal": self.equal,
@@ -193,6 +197,9 @@ class Victims:
             return False
         return True
 
+    def steps_done(self) -> int:
+        return sum(len(rows_of(self.out / name)) for name in PIPELINES)
+
     def _look(self) -> None:
         for name in PIPELINES:
             step = max((row["step"] for row in rows_of(self.out / name)), default=0)
@@ -229,9 +236,11 @@ def one_run(mix: Path, out: Path, policy: str, kills: int, rng: random.Random) -
                 pass
         if ends_within(process, rng.uniform(0, LONGEST_PAUSE)):
             break
+        run.moments.append(victims.steps_done())
         while not (killed := victims.kill(role, process, rng)) and not ends_within(process, POLL_S):
             pass
         if not killed:
+            run.moments.pop()
             break
         run.kills.append(role)
         if role == "scheduler":
@@ -319,7 +328,12 @@ def main() -> int:
             judge(runs[-1], out, undisturbed)
             say(f"{policy}: {len(runs[-1].kills)} kills, {runs[-1].seconds:.0f} s")
         console.print(table_of(runs))
-        console.print(f"undisturbed: {figure(quiet.seconds)} s, of which most is start-up")
+        moments = [moment for run in runs for moment in run.moments]
+        console.print(
+            f"kills came after {min(moments)} to {max(moments)} of {STEPS * len(PIPELINES)} steps, "
+            f"{statistics.median(moments):g} in the median; undisturbed, a run takes {figure(quiet.seconds)} s, "
+            f"most of it to start"
+        )
         claims = {
             "runs_equal": claim(float(quiet.equal and all(run.equal for run in runs)), at_least=1),
             "lost_samples": claim(sum(run.lost for run in [quiet, *runs]), at_most=0),

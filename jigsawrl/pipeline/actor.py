@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from jigsawrl.model.lora import add_lora, without_lora
 from jigsawrl.model.tokenizer import load_tokenizer
 from jigsawrl.model.transformer import Transformer
 from jigsawrl.pipeline.losses import LossInputs, LossSettings, policy_loss, value_loss
+from jigsawrl.store.store import Store
 from jigsawrl.telemetry.events import PassRecorder, PassSpan, Substage
 from jigsawrl.trainer.batch import Batch
 from jigsawrl.trainer.critic import Critic
@@ -239,6 +240,13 @@ class Actor:
         if self.critic_trainer is not None:
             state["critic"] = self.critic_trainer.save_state()
         return state
+
+    def publish_state(self, store: Path, name: str, step: int, state: dict[str, Any]) -> None:
+        """Puts what `save_state` gives into the node's store, where it outlives this process."""
+        tensors = {
+            f"{part}/{key}": value for part, each in self.save_state().items() for key, value in each.items()
+        }
+        Store.attach(store).put(name, step, tensors, state)
 
     def load_state(self, state: dict[str, dict[str, Tensor]]) -> None:
         self.trainer.load_state(state["policy"])

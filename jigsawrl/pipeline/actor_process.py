@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import traceback
 from collections.abc import Callable
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+def send(pipe: Connection, message: Any) -> None:
+    """Tensors go by value: torch would put them into shared memory, and a kill would leave them there."""
+    pipe.send_bytes(pickle.dumps(message, protocol=5))
+
+
+def receive(pipe: Connection) -> Any:
+    return pickle.loads(pipe.recv_bytes())
 
 
 class ActorDied(JigsawError):
@@ -69,13 +79,13 @@ class ProcessHandle:
 
     def _send(self, message: tuple[str, Any, Any]) -> None:
         try:
-            self.pipe.send(message)
+            send(self.pipe, message)
         except (BrokenPipeError, ConnectionResetError):
             self._died()
 
     def _receive(self) -> tuple[str, Any]:
         try:
-            kind, value = self.pipe.recv()
+            kind, value = receive(self.pipe)
         except (EOFError, ConnectionResetError):
             self._died()
         if kind == "refused":
@@ -159,9 +169,9 @@ def serve(
         busy = actor is not None and actor.engine.has_unfinished()
         try:
             while not busy or pipe.poll(0):
-                kind, what, args = pipe.recv()
+                kind, what, args = receive(pipe)
                 if kind == "call":
-                    pipe.send(answer_to(perform, what, args))
+                    send(pipe, answer_to(perform, what, args))
                     break
                 assert actor is not None
                 actor.engine.add_request(what)
@@ -169,11 +179,11 @@ def serve(
             else:
                 assert actor is not None
                 if outputs := actor.engine.step():
-                    pipe.send(("outputs", outputs))
+                    send(pipe, ("outputs", outputs))
         except (EOFError, ConnectionResetError, BrokenPipeError):
             return
         except Exception:
-            pipe.send(("failed", traceback.format_exc()))
+            send(pipe, ("failed", traceback.format_exc()))
 
 
 def answer_to(

@@ -97,11 +97,11 @@ def run(
                     except Stopped:
                         break
                     journal.end(values)
-                    around.remember(pipeline.done, lambda: workers.first("save_state"), pipeline.state())
+                    saved = around.remember(pipeline.done, workers, pipeline.state())
                     last = pipeline.done == config.steps or interrupted()
                     if last or pipeline.done % config.checkpoint.every == 0:
                         with journal.stage("checkpoint"):
-                            store.save(pipeline.done, workers.first("save_state"), pipeline.state())
+                            store.save(pipeline.done, saved(), pipeline.state())
                 if pipeline.done < config.steps:
                     if store.newest() != pipeline.done:
                         store.save(pipeline.done, workers.first("save_state"), pipeline.state())

@@ -17,9 +17,13 @@ from jigsawrl.telemetry.events import EventLog, EventSink
 from jigsawrl.trainer.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from jigsawrl.config import RunConfig
 
 Phase = Literal["rollout", "training"]
+Tensors = dict[str, dict[str, "Tensor"]]
+"""Of each trainer, by name."""
 
 
 class Stopped(Exception):
@@ -37,8 +41,8 @@ class Surroundings(Protocol):
     def stopping(self) -> AbstractContextManager[Callable[[], bool]]:
         """Inside, asks whether to stop after the step."""
 
-    def remember(self, step: int, save: Callable[[], dict[str, Any]], state: dict[str, Any]) -> None:
-        """A step is done; `save` gives the tensors that it leaves."""
+    def remember(self, step: int, workers: Workers, state: dict[str, Any]) -> Callable[[], Tensors]:
+        """A step is done; what it leaves is kept as far as these surroundings can. Gives the tensors on demand."""
 
     def recall(self) -> Checkpoint | None:
         """What was remembered last, if that outlived the process."""
@@ -59,8 +63,9 @@ class Alone:
     def stopping(self) -> AbstractContextManager[Callable[[], bool]]:
         return finish_step_on_interrupt()
 
-    def remember(self, step: int, save: Callable[[], dict[str, Any]], state: dict[str, Any]) -> None:
+    def remember(self, step: int, workers: Workers, state: dict[str, Any]) -> Callable[[], Tensors]:
         """Checkpoints are all that outlives it."""
+        return lambda: workers.first("save_state")
 
     def recall(self) -> Checkpoint | None:
         return None

@@ -1,10 +1,15 @@
-"""Talking to a run that is under way: one JSON object there, one back, over a socket that only its user can open."""
+"""Talking to a run that is under way: one JSON object there, one back, over a socket that answers only its user.
+
+The socket has no file: it is gone with its process, however that ends.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
+import struct
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -15,7 +20,6 @@ from jigsawrl.errors import JigsawError
 
 ADDRESS = "control.json"
 """In the run folder: where the socket is, and whose."""
-SOCKET = "control"
 TIMEOUT_S = 10.0
 MOST_BYTES = 1 << 20
 
@@ -23,17 +27,16 @@ Answer = dict[str, Any]
 
 
 class Control:
-    """The run's end. Its socket lies in the store's folder, whose path is short enough for one."""
+    """The run's end."""
 
-    def __init__(self, out: Path, folder: Path) -> None:
+    def __init__(self, out: Path) -> None:
         self.address = out / ADDRESS
-        self.path = folder / SOCKET
+        name = f"jigsawrl-{os.getuid()}-{secrets.token_hex(8)}"
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.bind(str(self.path))
-        os.chmod(self.path, 0o600)
+        self.socket.bind(f"\0{name}")
         self.socket.listen(8)
         self.socket.setblocking(False)
-        durable.replace(self.address, json.dumps({"socket": str(self.path), "pid": os.getpid()}).encode())
+        durable.replace(self.address, json.dumps({"socket": name, "pid": os.getpid()}).encode())
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -43,6 +46,8 @@ class Control:
         with suppress(OSError):
             connection, _ = self.socket.accept()
             with closing(connection):
+                if _user_of(connection) != os.getuid():
+                    return
                 connection.settimeout(1.0)
                 try:
                     result = answer(_receive(connection))
@@ -54,7 +59,6 @@ class Control:
 
     def close(self) -> None:
         self.socket.close()
-        self.path.unlink(missing_ok=True)
         self.address.unlink(missing_ok=True)
 
 
@@ -70,7 +74,7 @@ def ask(run: Path, **request: Any) -> Answer:
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
         connection.settimeout(TIMEOUT_S)
         try:
-            connection.connect(where)
+            connection.connect(f"\0{where}")
             connection.sendall(json.dumps(request).encode())
             connection.shutdown(socket.SHUT_WR)
             answer = _receive(connection)
@@ -81,6 +85,11 @@ def ask(run: Path, **request: Any) -> Answer:
     if "error" in answer:
         raise JigsawError(f"{run}: {answer['error']}")
     return answer
+
+
+def _user_of(connection: socket.socket) -> int:
+    content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", content)[1])
 
 
 def _receive(connection: socket.socket) -> dict[str, Any]:

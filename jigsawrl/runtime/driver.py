@@ -23,7 +23,7 @@ from jigsawrl.pipeline.actor import TAIL_FRACTION
 from jigsawrl.pipeline.actor_process import ActorDied, ProcessHandle
 from jigsawrl.pipeline.engines import Engines
 from jigsawrl.pipeline.loop import run
-from jigsawrl.pipeline.surroundings import Phase, Stopped
+from jigsawrl.pipeline.surroundings import Phase, Stopped, Tensors
 from jigsawrl.pipeline.workers import Workers
 from jigsawrl.processes import die_with_parent
 from jigsawrl.runtime.messages import (
@@ -284,9 +284,16 @@ class Beside:
             self.line.receive()
         return self.line.stopping
 
-    def remember(self, step: int, save: Callable[[], dict[str, Any]], state: dict[str, Any]) -> None:
-        tensors = {f"{part}/{key}": value for part, each in save().items() for key, value in each.items()}
-        self.store.put(f"{self.name}/state", step, tensors, state)
+    def remember(self, step: int, workers: Workers, state: dict[str, Any]) -> Callable[[], Tensors]:
+        """An actor puts it into the store; from there it is read, and written to disk."""
+        workers.first("publish_state", self.store.root, f"{self.name}/state", step, state)
+
+        def saved() -> Tensors:
+            found = self.recall()
+            assert found is not None
+            return found.tensors
+
+        return saved
 
     def recall(self) -> Checkpoint | None:
         entry = self.store.get(f"{self.name}/state")

@@ -96,7 +96,7 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
     folders.read(store)  # as long as this process lives, the store is in use
     log = EventLog(out / "events.jsonl")
     log.emit("resume" if resume else "start", policy=policy.name, workers=len(cores), pipelines=list(members))
-    control = Control(out, store)
+    control = Control(out)
 
     def admit(request: dict[str, Any]) -> Member:
         member = submitted(mix, request, out, worker)

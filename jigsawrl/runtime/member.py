@@ -19,6 +19,7 @@ from jigsawrl.graph.interference import SIGNATURES
 from jigsawrl.graph.lanes import Segment
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.graph.profile import Workload, quantiles
+from jigsawrl.policies.state import Phase
 from jigsawrl.runtime.family import Family
 from jigsawrl.runtime.messages import Ends, Over
 from jigsawrl.telemetry.events import Substage
@@ -42,7 +43,7 @@ class Member:
     arrival: float
     family: Family | None = None
     began: bool = False
-    asked: tuple[str, int] | None = None
+    asked: tuple[Phase, int] | None = None
     """Phase and step that its driver waits for."""
     done: int = 0
     furthest: int = 0
@@ -80,6 +81,12 @@ class Member:
     def sentinels(self) -> list[int]:
         """By which the end of its processes is noticed."""
         return self.family.sentinels if self.family is not None else []
+
+    def made(self, step: int) -> None:
+        """A step is done. One that is made again does not make up for deaths."""
+        self.done = step
+        if step > self.furthest:
+            self.furthest, self.deaths = step, 0
 
     def learn(self, over: Over, seconds: float) -> None:
         """What is foreseen follows what a phase of so many seconds turned out to be."""

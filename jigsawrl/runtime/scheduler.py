@@ -23,6 +23,7 @@ from jigsawrl.policies.state import (
     Event,
     Migrate,
     Pause,
+    Phase,
     Place,
     Policy,
     Resize,
@@ -266,9 +267,7 @@ class Scheduler:
             case Over():
                 return self._over(member, message)
             case Made(step, values):
-                member.done = step
-                if step > member.furthest:  # a step that is made again is no way out of a death
-                    member.furthest, member.deaths = step, 0
+                member.made(step)
                 self.progress.update(member.name, step, values)
             case Says(text):
                 self.progress.message(f"{member.name}: {text}")
@@ -286,20 +285,26 @@ class Scheduler:
         if done >= steps:
             return []
         arrived = self.world.arrive(member.name, member.outlook, steps, again)
-        return [arrived, self.world.ask(member.name, "rollout", done + 1)]
+        return [arrived, *self._could_start(member, "rollout", done + 1)]
 
-    def _asked(self, member: Member, phase: str, step: int) -> list[Event]:
+    def _could_start(self, member: Member, phase: Phase, step: int) -> list[Event]:
+        """The policy hears of it; not of a pipeline that somebody wants to wait."""
+        ready = self.world.ask(member.name, phase, step)
+        if member.held:
+            self.world.pipelines[member.name].status = "done"
+            return []
+        return [ready]
+
+    def _asked(self, member: Member, phase: Phase, step: int) -> list[Event]:
         """Its driver waits; if the phase was started before it asked, it may go at once."""
         member.asked = (phase, step)
         pipeline = self.world.pipelines[member.name]
-        if member.held and pipeline.status == "ready":
-            return self._hold(member)
         if pipeline.status == "running" and (pipeline.phase, pipeline.step) == (phase, step):
             self._go(member)
             return []
         if pipeline.status == "ready" and (pipeline.phase, pipeline.step) == (phase, step):
             return []
-        return [self.world.ask(member.name, phase, step)]  # type: ignore[arg-type]
+        return self._could_start(member, phase, step)
 
     def _over(self, member: Member, over: Over) -> list[Event]:
         self.log.keep(
@@ -317,9 +322,9 @@ class Scheduler:
         events = self.world.over(member.name)
         self.world.forecast(member.name, member.outlook)
         if over.phase == "rollout":
-            return [*events, self.world.ask(member.name, "training", over.step)]
+            return [*events, *self._could_start(member, "training", over.step)]
         if over.step < self.world.pipelines[member.name].steps:
-            return [*events, self.world.ask(member.name, "rollout", over.step + 1)]
+            return [*events, *self._could_start(member, "rollout", over.step + 1)]
         return [*events, self.world.leave(member.name)]
 
     # What people ask for while it runs
@@ -359,18 +364,10 @@ class Scheduler:
             raise JigsawError(f"{what}: not understood")
         self.log.emit(what, pipeline=member.name, step=member.done)
         self.progress.message(f"{member.name}: {what}")
-        return self._hold(member)
-
-    def _hold(self, member: Member) -> list[Event]:
-        """A pipeline that is held waits where nobody sees it; one that is not, is seen again."""
         pipeline = self.world.pipelines.get(member.name)
         if pipeline is None or member.asked is None or pipeline.status == "running":
             return []
-        if member.held:
-            pipeline.status = "done"
-            return []
-        phase, step = member.asked
-        return [self.world.ask(member.name, phase, step)]  # type: ignore[arg-type]
+        return self._could_start(member, *member.asked)
 
     # Decisions
 

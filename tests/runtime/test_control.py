@@ -1,0 +1,119 @@
+"""Talking to a run that is under way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jigsawrl.errors import JigsawError
+from jigsawrl.runtime.control import Control, ask
+
+SUMS = """
+steps: {steps}
+model: {{tiny: {{layers: 2, hidden: 64, heads: 4, kv_heads: 2, warmup_steps: 40, warmup_noise: 0.3}}}}
+task: {{kind: arithmetic, max_number: 6, size: 49}}
+rollout: {{prompts_per_step: 8, samples: 4, max_tokens: 6}}
+trainer: {{lr: 1.0e-3}}
+telemetry: {{tensorboard: false}}
+"""
+
+
+def jigsaw(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "jigsawrl", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def events(run: Path) -> list[dict]:
+    path = run / "events.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+
+def until(found, seconds: float = 60.0) -> None:
+    limit = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_pipeline_joins_another_is_paused_resumed_and_cancelled(tmp_path: Path) -> None:
+    (tmp_path / "long.yaml").write_text(SUMS.format(steps=5000))
+    (tmp_path / "short.yaml").write_text(SUMS.format(steps=3))
+    (tmp_path / "mix.yaml").write_text("workers: 1\npipelines:\n  long: {run: long.yaml}\n")
+    run = tmp_path / "out"
+    command = [sys.executable, "-m", "jigsawrl", "run", "mix.yaml", "--out", "out", "--json"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        until(lambda: any(e["event"] == "step" for e in events(run)))
+        assert jigsaw(tmp_path, "pause", "out", "long").returncode == 0
+        submitted = jigsaw(tmp_path, "submit", "out", "short.yaml")
+        assert "short: to come" in submitted.stdout
+        again = jigsaw(tmp_path, "submit", "out", "short.yaml")
+        assert again.returncode == 2
+        assert "there is a pipeline short already" in again.stderr
+        until(lambda: any(e["event"] == "finished" and e["pipeline"] == "short" for e in events(run)))
+        paused = next(e["t"] for e in events(run) if e["event"] == "pause")
+        meanwhile = [
+            e
+            for e in events(run)
+            if e["event"] == "predicted" and e["pipeline"] == "long" and e["t"] > paused
+        ]
+        assert not meanwhile  # no phase of it began
+        assert "long: under way" in jigsaw(tmp_path, "resume", "out", "long").stdout
+        resumed = [e["t"] for e in events(run) if e["event"] == "resume"][-1]
+        until(lambda: any(e["event"] == "step" and e["t"] > resumed for e in events(run)))
+        assert jigsaw(tmp_path, "cancel", "out", "nobody").returncode == 2
+        assert jigsaw(tmp_path, "cancel", "out", "long").returncode == 0
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    result = json.loads(output)["pipelines"]
+    assert result["long"]["ended"] == "cancelled"
+    assert result["short"]["ended"] == "finished"
+    assert result["short"]["steps"] == 3
+    assert "has ended" in jigsaw(tmp_path, "pause", "out", "long").stderr
+    # What was submitted belongs to the run from now on.
+    resumed_run = jigsaw(
+        tmp_path, "run", "mix.yaml", "pipelines.long.steps=5000", "--out", "out", "--resume", "--dry-run"
+    )
+    assert resumed_run.returncode == 0
+    assert json.loads((run / "submitted.json").read_text())["short"]["priority"] == 0
+
+
+def test_nonsense_is_answered_and_forgotten(tmp_path: Path) -> None:
+    import threading
+
+    control = Control(tmp_path)
+    control.socket.setblocking(True)
+
+    def answer(request: dict) -> dict:
+        if request["do"] == "refuse":
+            raise JigsawError("no")
+        return {"pipelines": {}, "echo": request["do"]}
+
+    thread = threading.Thread(target=lambda: [control.serve(answer) for _ in range(3)])
+    thread.start()
+    assert ask(tmp_path, do="hello")["echo"] == "hello"
+    with pytest.raises(JigsawError, match="no"):
+        ask(tmp_path, do="refuse")
+    with pytest.raises(JigsawError, match="not understood"):
+        ask(tmp_path, what="else")
+    thread.join(timeout=10)
+    control.close()
+    with pytest.raises(JigsawError, match="no run of several pipelines"):
+        ask(tmp_path, do="hello")
+
+
+def test_a_run_that_was_killed_does_not_answer(tmp_path: Path) -> None:
+    (tmp_path / "control.json").write_text(json.dumps({"socket": "jigsawrl-nobody", "pid": 1}))
+    with pytest.raises(JigsawError, match="--resume"):
+        ask(tmp_path, do="hello")
