@@ -118,11 +118,15 @@ class Actor:
     def longest_sequence(self) -> int:
         return self.room
 
-    def busy_seconds(self) -> float:
-        """Seconds that this process was at work, ever. On a CPU, others on its cores do not count."""
-        if self.device.type == "cpu":
-            return time.process_time() / torch.get_num_threads()
-        return time.perf_counter()
+    def busy_seconds(self, threads: int | None = None) -> float:
+        """Seconds that this process was at work, ever, and from now on with so many threads.
+
+        On a CPU, others on its cores do not count.
+        """
+        busy = time.process_time() if self.device.type == "cpu" else time.perf_counter()
+        if threads is not None and threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
+        return busy
 
     def end_rollout(self) -> list[PassSpan]:
         """The engine's passes since the last rollout ended."""

@@ -139,8 +139,6 @@ def actor_main(
             return None
         if method in ("abort", "sleep", "wake_up"):
             return getattr(actor.engine, method)(*args)  # type: ignore[union-attr]
-        if method == "set_threads":
-            return torch.set_num_threads(*args)
         return getattr(actor, method)(*args)
 
     serve(pipe, perform, lambda: actor)

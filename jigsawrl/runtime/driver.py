@@ -239,6 +239,8 @@ class Beside:
         self.name = config.name
         episodes = isinstance(config.task, CalculatorTask | TextArenaTask | EnvironmentTask)
         self.engines = WatchedEngines(self.handles, line, returning=episodes)
+        self.gang = Workers(self.handles, self.engines)
+        self.deterministic = config.deterministic
         self.where = tuple(range(len(actors)))
         """The worker that each actor is on."""
         self.told = ToldEvents(line, self)
@@ -246,9 +248,8 @@ class Beside:
         """Seconds of this phase in which no engine had anything to do but wait for tools."""
 
     def workers(self, config: RunConfig, base: Path, device: str) -> Workers:
-        workers = Workers(self.handles, self.engines)
-        workers.all("ready")
-        return workers
+        self.gang.all("ready")
+        return self.gang
 
     def events(self, out: Path) -> EventSink:
         return self.told
@@ -264,17 +265,17 @@ class Beside:
         self.engines.begin(go.engines)
         self.where = go.where
         self.waited = 0.0
-        before = self.busy()
+        # With other threads some products differ in their last bits.
+        threads = [None] * len(self.handles) if self.deterministic else go.threads
+        before = self.gang.each("busy_seconds", [(each,) for each in threads])
         yield
-        busy = tuple(after - each for after, each in zip(self.busy(), before, strict=True))
+        after = self.gang.every("busy_seconds")
+        busy = tuple((b - a) / n for a, b, n in zip(before, after, go.threads, strict=True))
         self.engines.forget_episodes()
         self.told.close()
         lengths = tuple(self.engines.lengths.values())[:MOST_LENGTHS]
         turns = self.engines.turns / max(1, len(lengths))
         self.line.send(Over(phase, step, busy, len(go.engines), lengths, turns, self.waited))
-
-    def busy(self) -> list[float]:
-        return [handle.call("busy_seconds") for handle in self.handles]
 
     def stopping(self) -> AbstractContextManager[Callable[[], bool]]:
         return nullcontext(self._stopping)

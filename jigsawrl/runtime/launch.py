@@ -153,7 +153,7 @@ def own_config(mix: Mix, name: str) -> RunConfig:
     changed = {
         "name": name,
         "workers": mix.config.workers,
-        "threads": max(1, cores // mix.config.workers),
+        "threads": 1 if run.deterministic else max(1, cores // mix.config.workers),
         "steps": entry.steps or run.steps,
         "device": "cpu",
     }

@@ -101,6 +101,8 @@ class Go:
     engines: tuple[int, ...]
     where: tuple[int, ...]
     """The worker that each of its actors is on."""
+    threads: tuple[int, ...]
+    """The cores that each of its actors has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,6 +235,10 @@ class Scheduler:
                 for engine in range(len(self.cores)):
                     go_on(member.family.pid(engine))
                 self._tell(member, Stop())
+                if member.held and member.asked is not None:  # a rollout that it has made is still trained on
+                    member.held = False
+                    self._could_start(member, *member.asked)
+                    self.wakes = [now(), *self.wakes]
             elif member.ended is None:
                 self._end(member, "interrupted", "before it began")
 
@@ -427,7 +431,11 @@ class Scheduler:
             for worker, actors in self._who_runs_where(lane.phase, lane.workers).items():
                 for actor in actors:
                     where[actor] = worker
-        self._tell(member, Go(tuple(engines), tuple(where)))
+        assert member.family is not None
+        threads = [
+            len(member.family.pinned.get(actor, self.cores[actor])) for actor in range(len(self.cores))
+        ]
+        self._tell(member, Go(tuple(engines), tuple(where), tuple(threads)))
 
     def _gather(self, action: Migrate) -> None:
         self.world.gather(action)
