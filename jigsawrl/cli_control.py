@@ -51,7 +51,7 @@ def submit(
 
 
 def pause(run: Run, pipeline: Pipeline) -> None:
-    """Let a pipeline wait: the phase it is in is finished, and no other one is started."""
+    """Let a pipeline wait after its phase, until it is resumed."""
     _ask(run, do="pause", pipeline=pipeline)
 
 

@@ -9,52 +9,68 @@ from mixes import CALC, SUMS, Results, assert_nothing_is_left, events, result, r
 
 from jigsawrl.policies.concurrent import Concurrent
 from jigsawrl.policies.named import POLICIES
-from jigsawrl.policies.state import Action, Event, Migrate, Pause, Resume, State, Wait, Woken
+from jigsawrl.policies.state import (
+    Action,
+    Event,
+    Migrate,
+    Pause,
+    Pipeline,
+    Policy,
+    Resume,
+    State,
+    Wait,
+    Woken,
+)
 from jigsawrl.policies.tails import last_tails
 
 
 class Gathers:
-    """Everything at once, and every rollout of which only tails are left goes to one worker."""
+    """Everything at once. Every other rollout goes to one worker as soon as it runs, all others with their tails."""
 
     name = "gathers"
 
     def decide(self, state: State, happened: list[Event]) -> list[Action]:
-        actions: list[Action] = list(Concurrent().decide(state, happened))
-        for pipeline in state.unfinished():
-            tails = last_tails(state, pipeline)
-            if len(tails) > 1 and len(tails) == len(pipeline.lanes):
-                target = tails[pipeline.step % len(tails)].workers
-                actions.append(Migrate(pipeline.name, tuple(lane.id for lane in tails), (target,)))
-        return actions
+        starts = list(Concurrent().decide(state, happened))
+        woken = any(isinstance(event, Woken) for event in happened)
+        moves = [move for pipeline in state.unfinished() for move in gathered(state, pipeline, woken)]
+        return [*starts, *moves, Wait(state.now)] if starts else list(moves)
 
 
-class Restless(Gathers):
-    """Whatever happens, all stand still for a moment; what stands still is gathered too."""
+class Restless:
+    """Whatever happens, all stand still for a moment. Every other rollout is gathered while it does."""
 
     name = "restless"
 
     def decide(self, state: State, happened: list[Event]) -> list[Action]:
+        lanes = state.lanes.lanes.values()
         if any(isinstance(event, Woken) for event in happened):
-            return [Resume(lane.id) for lane in state.lanes.lanes.values() if lane.paused]
-        actions = super().decide(state, happened)
-        leaving = {key for action in actions if isinstance(action, Migrate) for key in action.lanes}
-        staying = [
-            lane.id for lane in state.lanes.lanes.values() if not lane.paused and lane.id not in leaving
-        ]
-        return [*(Pause(key) for key in staying), *actions, Wait(state.now + 0.02)]
+            moves = [move for pipeline in state.unfinished() for move in gathered(state, pipeline, True)]
+            leaving = {key for move in moves for key in move.lanes}
+            return [*moves, *(Resume(lane.id) for lane in lanes if lane.paused and lane.id not in leaving)]
+        pauses = [Pause(lane.id) for lane in lanes if not lane.paused]
+        return [*pauses, *Concurrent().decide(state, happened), Wait(state.now + 0.02)]
+
+
+def gathered(state: State, pipeline: Pipeline, at_once: bool) -> list[Migrate]:
+    """All that runs of a rollout, onto one of its workers; only if it is all tail, or `at_once` and its step is odd."""
+    lanes = state.running(pipeline)
+    if pipeline.phase != "rollout" or len(lanes) < 2:
+        return []
+    if len(last_tails(state, pipeline)) < len(lanes) and not (at_once and pipeline.step % 2):
+        return []
+    target = lanes[pipeline.step // 2 % len(lanes)].workers
+    return [Migrate(pipeline.name, tuple(lane.id for lane in lanes), (target,))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", [Gathers(), Restless()], ids=lambda policy: policy.name)
-def test_pipelines_whose_tails_are_gathered_and_who_are_paused_learn_the_same(
-    policy: Gathers, alone: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("policy", "does"), [(Gathers(), "migrate"), (Restless(), "pause")])
+def test_pipelines_that_are_moved_and_paused_learn_the_same(
+    policy: Policy, does: str, alone: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(POLICIES, "concurrent", policy)
     out = tmp_path / "out"
     run_here(write_mix(tmp_path, "concurrent", a=SUMS, b=CALC), out)
     assert {name: result(out / name) for name in "ab"} == alone
-    actions = {event["action"] for event in events(out, "action")}
-    assert {"migrate", "pause"} & actions == (
-        {"migrate", "pause"} if policy.name == "restless" else {"migrate"}
-    )
-    assert_nothing_is_left(tmp_path / "out")
+    assert does in {event["action"] for event in events(out, "action")}
+    assert events(out, "died") == []
+    assert_nothing_is_left(out)

@@ -1,0 +1,65 @@
+"""The command that measures pipelines on this machine, for planning. Runs are real, and short."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jigsawrl import durable
+from jigsawrl.cli_help import Command
+from jigsawrl.errors import JigsawError
+
+
+def add_to(app: typer.Typer) -> None:
+    """Makes it a command of `jigsaw`."""
+    app.command(
+        cls=Command,
+        epilog="jigsaw profile examples/four/run.yaml --out mine.json -- three steps of each pipeline\n"
+        "jigsaw simulate examples/four/run.yaml --profile mine.json -- what the whole run will take\n"
+        "jigsaw run examples/four/run.yaml profile=mine.json -- the scheduler knows from the start",
+    )(profile)
+
+
+def profile(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Run file, with one pipeline or several.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE.json", help="The profile; one that is there is replaced.")
+    ] = Path("profile.json"),
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of each pipeline.")] = 3,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Workers; if not given, as FILE says.")
+    ] = None,
+) -> None:
+    """Measure pipelines on this machine, for planning.
+
+    A few real steps of each, one pipeline after the other. The profile holds what was learned: lengths, tool latencies, and costs of every sub-stage. `simulate`, `compare`
+    and `run` take it. What the runs train is thrown away.
+    """
+    if out.suffix != ".json":
+        raise JigsawError(f"--out: {out} is no profile's name; it ends in .json")
+    from jigsawrl.config.pipelines import holds_pipelines, load_mix
+    from jigsawrl.graph.profile import load_profile
+    from jigsawrl.runtime.launch import PROFILE, run_mix
+    from jigsawrl.telemetry.progress import Progress
+
+    if out.exists():
+        load_profile(out)  # never over something else
+    options = {"workers": workers, "policy": "serial"}
+    shorter = [f"steps={steps}"]
+    if holds_pipelines(file):
+        named = load_mix(file, [], options).config.pipelines
+        shorter = [f"pipelines.{name}.steps={steps}" for name in named]
+    mix = load_mix(file, shorter, options)
+    with tempfile.TemporaryDirectory(prefix="jigsawrl-profile-") as scratch, Progress() as progress:
+        outcome = run_mix(mix, Path(scratch) / mix.config.name, False, progress)
+        made = Path(scratch) / mix.config.name / PROFILE
+        failed = [each for each in outcome.pipelines if each.how != "finished"]
+        if failed or not made.exists():
+            reasons = "; ".join(f"{each.name}: {each.reason or each.how}" for each in failed)
+            raise JigsawError(f"nothing was measured: {reasons}")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        durable.replace(out, made.read_bytes())
+    print(f"{out}: {len(outcome.pipelines)} pipelines, measured in {outcome.seconds:.1f} s")
