@@ -35,8 +35,9 @@ def profile(
 ) -> None:
     """Measure pipelines on this machine, for planning.
 
-    A few real steps of each, one pipeline after the other. The profile holds what was learned: lengths, tool latencies, and costs of every sub-stage. `simulate`, `compare`
-    and `run` take it. What the runs train is thrown away.
+    A few real steps of each, one pipeline after the other. The profile holds what was learned: lengths, tool
+    latencies, and costs of every sub-stage. `simulate`, `compare` and `run` take it. What the runs train is
+    thrown away.
     """
     if out.suffix != ".json":
         raise JigsawError(f"--out: {out} is no profile's name; it ends in .json")

@@ -52,7 +52,7 @@ class Restless:
 
 
 def gathered(state: State, pipeline: Pipeline, at_once: bool) -> list[Migrate]:
-    """All that runs of a rollout, onto one of its workers; only if it is all tail, or `at_once` and its step is odd."""
+    """What runs of a rollout, onto one of its workers: if it is all tail, or `at_once` and its step is odd."""
     lanes = state.running(pipeline)
     if pipeline.phase != "rollout" or len(lanes) < 2:
         return []
