@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from mixes import CALC, SUMS, Results, assert_nothing_is_left, events, result, run_here, write_mix
 
-from jigsawrl.policies.concurrent import Concurrent
+from jigsawrl.policies.concurrent import Concurrent, start_all
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.state import (
     Action,
@@ -42,13 +42,14 @@ class Restless:
     name = "restless"
 
     def decide(self, state: State, happened: list[Event]) -> list[Action]:
-        lanes = state.lanes.lanes.values()
+        lanes, starts = state.lanes.lanes.values(), start_all(state)
         if any(isinstance(event, Woken) for event in happened):
             moves = [move for pipeline in state.unfinished() for move in gathered(state, pipeline, True)]
             leaving = {key for move in moves for key in move.lanes}
-            return [*moves, *(Resume(lane.id) for lane in lanes if lane.paused and lane.id not in leaving)]
+            resumes = [Resume(lane.id) for lane in lanes if lane.paused and lane.id not in leaving]
+            return [*moves, *resumes, *starts]
         pauses = [Pause(lane.id) for lane in lanes if not lane.paused]
-        return [*pauses, *Concurrent().decide(state, happened), Wait(state.now + 0.02)]
+        return [*pauses, *starts, Wait(state.now + 0.02)]
 
 
 def gathered(state: State, pipeline: Pipeline, at_once: bool) -> list[Migrate]:
