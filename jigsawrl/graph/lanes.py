@@ -185,6 +185,10 @@ class Lanes:
             self._touched.update(lane.workers)
         return True
 
+    def crowd(self, worker: int) -> int:
+        """Lanes on the worker that do not wait for a host just now: others may run beside those that do."""
+        return sum(SIGNATURES[self.lanes[key].segment.kind] != "host" for key in self.on_worker[worker])
+
     def occupants(self, worker: int) -> list[Lane]:
         """Lanes that take a part of the worker now."""
         return [lane for key in self.on_worker[worker] if (lane := self.lanes[key]).occupies]

@@ -263,7 +263,7 @@ class Forward:
         tp = course.pipeline.tp
         width = max(1, round(tp / self.size))
         for crowd in self.crowds:
-            found = [b for b in range(self.blocks) if len(self.on_block[b]) <= crowd]
+            found = [b for b in range(self.blocks) if self._crowd(b) <= crowd]
             if crowd == 0 and among:
                 found = found[: max(width, len(found) // among)]
             found = found[: len(found) // width * width]
@@ -275,6 +275,10 @@ class Forward:
             if all(self.held[b] + needed <= self.capacity for b in found):
                 return tuple(found)
         return ()
+
+    def _crowd(self, block: int) -> int:
+        """Who is there and does not wait for a host just now."""
+        return sum(self.courses[name].pieces[-1][0] != "host" for name in self.on_block[block])
 
     def _pace(self) -> None:
         """Every course goes as fast as the slowest of its blocks."""

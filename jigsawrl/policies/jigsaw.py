@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jigsawrl.graph.batch import Batch
+from jigsawrl.graph.interference import SIGNATURES
 from jigsawrl.graph.lanes import Segment
 from jigsawrl.policies.forward import Forward
 from jigsawrl.policies.plans import Actions, Plan, Planner, moved_bytes
@@ -201,6 +202,8 @@ def tight(state: State, pipeline: Pipeline) -> bool:
 def matters(state: State, event: Event) -> bool:
     """Whether it may change what is best to do: work came or went, workers came free, a rollout is all tail."""
     if not isinstance(event, Ended) or event.lane not in state.lanes.lanes:
+        return True
+    if SIGNATURES[state.lanes.lanes[event.lane].segment.kind] == "host":
         return True
     pipeline = state.pipelines[event.pipeline]
     return event.kind == "decode" and len(last_tails(state, pipeline)) == len(pipeline.lanes)

@@ -105,7 +105,7 @@ class Planner:
         move: Migrate | None = None,
         divide: bool = False,
     ) -> tuple[Start, ...]:
-        load = [len(lanes) for lanes in self.state.lanes.on_worker]
+        load = [self.state.lanes.crowd(worker) for worker in range(len(self.state.alive))]
         held = list(self.state.held)
         if move is not None:
             for worker in move.workers:

@@ -50,6 +50,11 @@ if TYPE_CHECKING:
 
 MOST_LENGTHS = 4096
 """Samples of a step from which the next one is foreseen."""
+SOON_S = 0.5
+"""News wait so long for company, at most."""
+MOST_KEPT = 64
+BRIEF_S = 0.05
+"""What an engine is at is told if it was at the last thing for longer."""
 MOST_EVENTS = 256
 """Events that are told together."""
 
@@ -92,12 +97,25 @@ class Line:
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
         self.stopping = False
+        self.kept: list[FromDriver] = []
+        self.sent = now()
 
     def send(self, message: FromDriver) -> None:
+        """At once, with what was kept before it."""
+        messages = (*self.kept, message)
+        self.kept.clear()
+        self.sent = now()
         try:
-            self.pipe.send(message)
+            self.pipe.send(messages)
         except (BrokenPipeError, ConnectionResetError):
             os._exit(1)
+
+    def later(self, message: FromDriver) -> None:
+        """With the next one that is sent, or soon: it is news, but nobody waits for it."""
+        if now() - self.sent > SOON_S or len(self.kept) > MOST_KEPT:
+            self.send(message)
+        else:
+            self.kept.append(message)
 
     def receive(self) -> ToDriver:
         try:
@@ -122,7 +140,7 @@ class Told:
         self.line.send(Began(total_steps, done))
 
     def update(self, name: str, step: int, values: Mapping[str, float]) -> None:
-        self.line.send(Made(step, dict(values)))
+        self.line.later(Made(step, dict(values)))
 
     def message(self, text: str) -> None:
         self.line.send(Says(text))
@@ -144,7 +162,7 @@ class ToldEvents(EventSink):
         """What all actors are at together is told when it begins, too."""
         if substage != self.said:
             self.said = substage
-            self.line.send(At(-1, substage, 0))
+            self.line.later(At(-1, substage, 0))
         with super().span(substage, pipeline=pipeline, step=step, worker=worker, **fields) as found:
             yield found
 
@@ -176,7 +194,7 @@ class ToldEvents(EventSink):
 
     def close(self) -> None:
         if self.kept:
-            self.line.send(Logged(tuple(self.kept)))
+            self.line.later(Logged(tuple(self.kept)))
             self.kept.clear()
 
 
@@ -190,6 +208,8 @@ class WatchedEngines(Engines):
         """Whether an engine without samples may get some again: episodes come back from their tools."""
         self.most = [0] * len(handles)
         self.said: list[Substage | None] = [None] * len(handles)
+        self.since = [0.0] * len(handles)
+        """When each was said."""
         self.watched = (line.pipe,)
         self.lengths: dict[SampleKey, int] = {}
         """Tokens of every sample of the phase, all turns together."""
@@ -202,6 +222,7 @@ class WatchedEngines(Engines):
         self.turns = 0
         self.most = [0] * len(self.handles)
         self.said = [None] * len(self.handles)
+        self.since = [now()] * len(self.handles)
 
     def step(self) -> list[SampleOutput]:
         self._say()
@@ -224,8 +245,9 @@ class WatchedEngines(Engines):
             at: Substage | None = "decode" if samples > self.most[engine] * TAIL_FRACTION else "tail"
             if samples == 0:
                 at = "tool" if self.returning and engine in self.open else None
-            if at != self.said[engine] and self.most[engine]:
-                self.said[engine] = at
+            brief = at is not None and now() - self.since[engine] < BRIEF_S
+            if at != self.said[engine] and self.most[engine] and not brief:
+                self.said[engine], self.since[engine] = at, now()
                 self.line.send(At(engine, at, samples))
 
 

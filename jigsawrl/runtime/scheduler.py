@@ -253,8 +253,9 @@ class Scheduler:
         events: list[Event] = []
         with suppress(EOFError, OSError):  # its end will be noticed
             while member.ends is None and line.poll(0):
-                self.work.messages += 1
-                events += self._hear(member, line.recv())
+                for message in line.recv():
+                    self.work.messages += 1
+                    events += self._hear(member, message)
         return events
 
     def _hear(self, member: Member, message: FromDriver) -> list[Event]:
