@@ -6,9 +6,9 @@ import random
 
 import pytest
 import torch
-from conftest import LetterTokenizer, random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import LetterTokenizer, random_model
 
 from jigsawrl.engine.engine import Engine
 from jigsawrl.engine.types import Request, SampleKey, SampleOutput, SamplingParams

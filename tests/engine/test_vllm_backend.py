@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import random_model
+from small_models import random_model
 
 from jigsawrl.config.runfile import validated
 from jigsawrl.engine.engine import Engine

@@ -6,8 +6,8 @@ import json
 
 import pytest
 import torch
-from conftest import random_model
 from safetensors.torch import save_file
+from small_models import random_model
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.model import folder

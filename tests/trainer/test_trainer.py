@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from conftest import random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import random_model
 
 from jigsawrl.trainer import logprobs as logprobs_module
 from jigsawrl.trainer.batch import Batch, balanced_shares, flat_indices, micro_batches
