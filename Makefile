@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 .PHONY: quickstart test lint types pytest test-vllm clean
 
 quickstart: $(VENV)/.core
-	$(BIN)/jigsaw run examples/arithmetic/run.yaml --out runs/quickstart-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/jigsaw compare examples/four/run.yaml workers=$$(( $$(nproc) > 1 ? 2 : 1 )) --policies jigsaw,serial \
+		--out runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
 test: lint types pytest
 

@@ -29,7 +29,7 @@ SIDES = {
 def main() -> None:
     options = arguments(__doc__).parse_args()
     with clean_stdout() as console, tempfile.TemporaryDirectory(prefix="jigsawrl-bench-") as scratch:
-        four = Four(Path(scratch), 0.1 if options.quick else 1.0, options.seed)
+        four = Four(Path(scratch), 0.06 if options.quick else 0.5, options.seed)
         runs: dict[str, list[Run]] = {side: [] for side in SIDES}
         for repetition in range(1 if options.quick else 3):
             for side, (policy, workers) in SIDES.items():

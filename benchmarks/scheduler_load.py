@@ -38,7 +38,7 @@ PHASES = 2000
 def main() -> None:
     options = arguments(__doc__).parse_args()
     with clean_stdout() as console, tempfile.TemporaryDirectory(prefix="jigsawrl-bench-") as scratch:
-        four = Four(Path(scratch), 0.2 if options.quick else 1.0, options.seed)
+        four = Four(Path(scratch), 0.1 if options.quick else 0.5, options.seed)
         say("a run of four pipelines")
         memory: list[float] = []
         done = threading.Event()

@@ -23,7 +23,7 @@ from rich.table import Table
 def main() -> None:
     options = arguments(__doc__).parse_args()
     with clean_stdout() as console, tempfile.TemporaryDirectory(prefix="jigsawrl-bench-") as scratch:
-        four = Four(Path(scratch), 0.15 if options.quick else 1.0, options.seed)
+        four = Four(Path(scratch), 0.06 if options.quick else 0.5, options.seed)
         say("measuring: one pipeline after the other")
         measured = four.run("serial")
         profile = measured.out / "profile.json"

@@ -159,8 +159,10 @@ def side_by_side(table: Interference, signatures: tuple[Signature, ...]) -> tupl
 def company(table: Interference) -> int:
     """How many of the most demanding kind are worth putting on one worker: each adds something to their total.
 
-    Two in any case: one may wait for its tools while the other runs.
+    Two in any case: one may wait for its tools while the other runs. Many where they do not disturb each other.
     """
+    if undisturbed(table):
+        return MOST_COMPANY
     total, count = sum(side_by_side(table, ("compute",) * 2)), 2
     while count < MOST_COMPANY:
         more = sum(side_by_side(table, ("compute",) * (count + 1)))
@@ -172,7 +174,15 @@ def company(table: Interference) -> int:
 
 def mix_freely(table: Interference) -> bool:
     """Whether sharing a worker costs so little that nobody needs one to himself."""
-    return sum(side_by_side(table, ("compute", "compute"))) > FREELY
+    return undisturbed(table) or sum(side_by_side(table, ("compute", "compute"))) > FREELY
+
+
+@lru_cache(maxsize=64)
+def undisturbed(table: Interference) -> bool:
+    """Whether those on a worker divide it and lose nothing by that."""
+    half = Occupant("compute", 0.5)
+    both = table.speed(half, [half])
+    return both == table.speed(half) and 2 * both >= table.speed(Occupant("compute", 1.0))
 
 
 @lru_cache(maxsize=16)
