@@ -8,6 +8,7 @@ pipelines whose answers grow longer or shorter as they learn.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +58,7 @@ class Forecast:
 
         That is what the slowest of several engines gets, and everyone waits for it.
         """
-        where = (np.random.default_rng(count).permutation(count) + 1) / count - 0.5 / (of or count)
+        where = (_mixed(count) + 1) / count - 0.5 / (of or count)
         return np.ceil(np.interp(where, POINTS, self.quantiles(level)))
 
     def beyond(self, tokens: float, count: int, level: float = 0.5) -> Floats:
@@ -104,6 +105,12 @@ class Forecast:
         ahead = min(float((self._weights() * ages).sum()) + 1, FADED_STEPS)
         mean = (self._weights()[:, None] * np.stack(self.history)).sum(axis=0)
         return np.maximum.accumulate(mean + self._trend() * ahead)
+
+
+@lru_cache(maxsize=1024)
+def _mixed(count: int) -> NDArray[np.int64]:
+    """The numbers below `count` in an order that is always the same."""
+    return np.random.default_rng(count).permutation(count)
 
 
 def _deviate(level: float) -> float:

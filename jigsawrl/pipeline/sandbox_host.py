@@ -368,7 +368,10 @@ def _serve() -> NoReturn:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable(all_threads=False)
     lines = os.fdopen(commands, "rb")
-    setup = json.loads(lines.readline())
+    first = lines.readline()
+    if not first:
+        os._exit(0)  # whoever started it is gone already
+    setup = json.loads(first)
     _die_with(setup["parent"])
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 

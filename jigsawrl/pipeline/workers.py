@@ -11,6 +11,7 @@ how many there are.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from multiprocessing import get_context
@@ -42,11 +43,14 @@ class Handle(Protocol):
 
 
 class Workers:
-    """`engine` is that of all of them."""
+    """`engine` is that of all of them; `meeting` the folder in which they found each other, if they needed one."""
 
-    def __init__(self, handles: Sequence[Handle], engine: RolloutBackend) -> None:
+    def __init__(
+        self, handles: Sequence[Handle], engine: RolloutBackend, meeting: Path | None = None
+    ) -> None:
         self.handles = handles
         self.engine = engine
+        self.meeting = meeting
 
     def each(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
         """Calls a method on every worker at once, each with its own arguments."""
@@ -91,6 +95,8 @@ class Workers:
         for handle in self.handles:
             handle.close()
         self.engine.close()
+        if self.meeting is not None:
+            shutil.rmtree(self.meeting, ignore_errors=True)
 
 
 def start_workers(config: RunConfig, base: Path, device: str) -> Workers:
@@ -101,9 +107,10 @@ def start_workers(config: RunConfig, base: Path, device: str) -> Workers:
         raise JigsawError(
             f"workers: {config.workers} are asked for, but torch sees {torch.cuda.device_count()} GPUs"
         )
-    meeting = f"file://{tempfile.mkdtemp(prefix='jigsawrl-')}/store"
+    folder = Path(tempfile.mkdtemp(prefix="jigsawrl-"))
+    meeting = f"file://{folder}/store"
     handles = [start_actor(config, base, device, rank, meeting) for rank in range(config.workers)]
-    workers = Workers(handles, Engines(handles))
+    workers = Workers(handles, Engines(handles), folder)
     try:
         workers.all("ready")
     except BaseException:

@@ -13,7 +13,7 @@ from jigsawrl.config.settings import RunConfig
 from jigsawrl.config.shapes import pipeline_shape, prior_lengths
 from jigsawrl.graph.cost import Costs, follow
 from jigsawrl.graph.cpu import cpu_costs
-from jigsawrl.graph.forecast import Forecast
+from jigsawrl.graph.forecast import Floats, Forecast
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.interference import SIGNATURES
 from jigsawrl.graph.lanes import Segment
@@ -68,8 +68,8 @@ class Member:
     cancelled: bool = False
     alone: bool = True
     """Whether nobody else was on its workers while its phase ran."""
-    steps_seen: list[tuple[float, ...]] = field(default_factory=list)
-    """Quantiles of the lengths of its last steps."""
+    steps_seen: list[Floats] = field(default_factory=list)
+    """Lengths of its last steps."""
 
     @property
     def standing(self) -> str:
@@ -96,7 +96,7 @@ class Member:
             if over.lengths:
                 lengths = np.array(over.lengths, dtype=np.float64)
                 forecast = forecast.after(lengths)
-                self.steps_seen = [*self.steps_seen, quantiles(lengths)][-STEPS:]
+                self.steps_seen = [*self.steps_seen, lengths][-STEPS:]
             turns = max(1, round(over.turns))
             waits = over.tool_seconds / (turns - 1) if turns > 1 else 0.0
             shape = replace(shape, turns=turns, tool_seconds=_drawn(shape.tool_seconds, waits))
@@ -127,7 +127,7 @@ class Member:
             old_logprobs=shape.old_logprobs,
             gpus=outlook.costs.gpus,
             tp=1,
-            quantiles=tuple(self.steps_seen),
+            quantiles=tuple(map(quantiles, self.steps_seen)),
             reconstructed=False,
             costs=replace(outlook.costs, source="measured by a run of these pipelines", derived=False),
         )

@@ -19,8 +19,8 @@ def fill(
     Where they ask for more than there is, all get proportionally less.
     """
     keys, local = np.unique(key, return_inverse=True)
-    scale = cells / seconds if seconds > 0 else 0.0
-    begin, end = t0 * scale, np.minimum(t1 * scale, cells)
+    whole = seconds if seconds > 0 else np.inf
+    begin, end = t0 / whole * cells, np.minimum(t1 / whole * cells, cells)
     wide = end - begin >= 1
     begin, end = (np.where(wide, np.floor(edge + 0.5), edge) for edge in (begin, end))
 

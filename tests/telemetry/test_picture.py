@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -138,6 +138,7 @@ def any_spans(draw: st.DrawFn) -> list[Span]:
 
 
 @given(any_spans())
+@example([Span("prefill", "a", (0,), 1, 0.0, 2.225073858507203e-309, 0.0, {})])
 def test_what_is_drawn_is_as_much_as_is_taken(spans: list[Span]) -> None:
     """To within the pixels at the edges of spans."""
     picture = svg(spans, 2, "")
