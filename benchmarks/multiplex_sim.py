@@ -26,7 +26,7 @@ from jigsawrl.policies.jigsaw import Jigsaw
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.state import Policy
 from jigsawrl.simulator.jobs import Job
-from jigsawrl.simulator.setup import job_of, refuse_what_cannot_fit
+from jigsawrl.simulator.setup import job_of, refuse_jobs
 from jigsawrl.simulator.simulation import Simulation
 from jigsawrl.telemetry.report import report as measure
 from jigsawrl.telemetry.timeline import read_spans
@@ -122,7 +122,7 @@ def make_jobs(profile: Profile, mix: Mix, gpus: int, grown: bool, seed: int) -> 
                 prompts=prompts * gpus // measured.gpus if grown else prompts,
             )
         )
-    refuse_what_cannot_fit(jobs, hardware, gpus)
+    refuse_jobs(jobs, hardware, gpus)
     alone = [solo(job, gpus) for job in jobs]
     steps = [min(MOST_STEPS, max(1, round(LONGEST_STEPS * max(alone) / each))) for each in alone]
     return [with_steps(job, count) for job, count in zip(jobs, steps, strict=True)]

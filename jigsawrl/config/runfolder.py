@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,22 @@ FREE = ("steps", "checkpoint", "telemetry")
 
 
 def check_run_folder(config: RunConfig, out: Path, resume: bool) -> bool:
-    """Whether `out` holds this run already. A JigsawError where it holds anything else, or cannot be written.
+    """Whether `out` holds this run already. A JigsawError where it holds anything else, or cannot be written."""
+    return _check(out, resume, lambda data: differences(validated(data), config))
+
+
+def check_mix_folder(config: PipelinesConfig, out: Path, resume: bool) -> bool:
+    """As `check_run_folder`, for several pipelines; each has a folder of its own inside."""
+
+    def changed(data: dict[str, Any]) -> list[str]:
+        old, new = (each.model_dump(mode="json", exclude={"policy"}) for each in (checked_mix(data), config))
+        return list(_differences(old, new))
+
+    return _check(out, resume, changed)
+
+
+def _check(out: Path, resume: bool, changed: Callable[[dict[str, Any]], list[str]]) -> bool:
+    """`changed` says what differs from the settings of the run that is there.
 
     A run writes its resolved file before any other, so a folder without one holds no run.
     """
@@ -34,41 +49,13 @@ def check_run_folder(config: RunConfig, out: Path, resume: bool) -> bool:
             f"{out}: holds a run already; continue it with --resume, or choose another with --out"
         )
     try:
-        before = validated(read_run_file(resolved))
+        found = changed(read_run_file(resolved))
     except JigsawError as error:
         raise JigsawError(f"{resolved}: cannot be resumed: {str(error).splitlines()[0]}") from None
-    if changed := differences(before, config):
-        more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
+    if found:
+        more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
         raise JigsawError(
-            f"{out}: holds a run with other settings: {'; '.join(changed[:3])}{more}\n"
-            "resume it with the settings it had, or choose another folder with --out"
-        )
-    return True
-
-
-def check_mix_folder(config: PipelinesConfig, out: Path, resume: bool) -> bool:
-    """As `check_run_folder`, for several pipelines; each has a folder of its own inside."""
-    there = writable_part(out)
-    resolved = out / RESOLVED
-    if there != out or not any(out.glob("[!.]*")):
-        return False
-    if not resolved.exists():
-        raise JigsawError(f"{out}: is not empty, and holds no run; choose another folder with --out")
-    if not resume:
-        raise JigsawError(
-            f"{out}: holds a run already; continue it with --resume, or choose another with --out"
-        )
-    try:
-        before = checked_mix(read_run_file(resolved))
-    except JigsawError as error:
-        raise JigsawError(f"{resolved}: cannot be resumed: {str(error).splitlines()[0]}") from None
-    free = {"policy"}
-    old, new = (
-        {k: v for k, v in c.model_dump(mode="json").items() if k not in free} for c in (before, config)
-    )
-    if changed := list(_differences(old, new)):
-        raise JigsawError(
-            f"{out}: holds a run with other settings: {'; '.join(changed[:3])}\n"
+            f"{out}: holds a run with other settings: {'; '.join(found[:3])}{more}\n"
             "resume it with the settings it had, or choose another folder with --out"
         )
     return True

@@ -101,10 +101,8 @@ class Tokenizer(Protocol):
         """A function that takes tokens one by one and returns the text each one completes."""
 
 
-class RolloutBackend(Protocol):
-    """An engine as a rollout sees it; jigsawrl's own and vLLM's stand behind it."""
-
-    version: int
+class Generation(Protocol):
+    """What a rollout asks of an engine, or of several."""
 
     def add_request(self, request: Request) -> None:
         """Queues the samples of one prompt; a request that can never fit is a ValueError."""
@@ -117,6 +115,14 @@ class RolloutBackend(Protocol):
     def nudge(self) -> None:
         """From any thread: the caller of `step` has something else to see to, so it should not wait long."""
 
+    def close(self) -> None: ...
+
+
+class RolloutBackend(Generation, Protocol):
+    """An engine as its actor sees it; jigsawrl's own and vLLM's stand behind it."""
+
+    version: int
+
     def abort(self, request_ids: Sequence[str] | None = None) -> list[SampleOutput]:
         """Ends these requests (None: all) and returns what they have so far."""
 
@@ -126,5 +132,3 @@ class RolloutBackend(Protocol):
     def sleep(self, level: int = 1) -> None: ...
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None: ...
-
-    def close(self) -> None: ...

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from jigsawrl.engine.types import Pass, RolloutBackend
+from jigsawrl.engine.types import Pass, RolloutBackend, SampleOutput
 from jigsawrl.errors import JigsawError
 from jigsawrl.model.folder import export_adapter, export_model, load_adapter, load_model
 from jigsawrl.model.lora import add_lora, without_lora
@@ -127,6 +127,10 @@ class Actor:
         if threads is not None and threads != torch.get_num_threads():
             torch.set_num_threads(threads)
         return busy
+
+    def abort(self) -> list[SampleOutput]:
+        """Ends all that the engine is at, and returns what there is of it."""
+        return self.engine.abort()
 
     def end_rollout(self) -> list[PassSpan]:
         """The engine's passes since the last rollout ended."""

@@ -137,8 +137,6 @@ def actor_main(
                 join_the_others(device, rank, world, meeting)
             actor = Actor(config, base, device, rank)
             return None
-        if method in ("abort", "sleep", "wake_up"):
-            return getattr(actor.engine, method)(*args)  # type: ignore[union-attr]
         return getattr(actor, method)(*args)
 
     serve(pipe, perform, lambda: actor)

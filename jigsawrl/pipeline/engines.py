@@ -11,28 +11,23 @@ go on in another.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING
 
 from jigsawrl.engine.types import Request, SampleKey, SampleOutput
 from jigsawrl.pipeline.actor_process import ProcessHandle
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PATIENCE = 60.0
 """Seconds after which `step` returns with nothing, so that whoever waits can look around."""
 
 
 class Engines:
-    """A `RolloutBackend`. Requests go to the `open` ones of its engines."""
+    """A `Generation`. Requests go to the `open` ones of its engines."""
 
     def __init__(self, handles: Sequence[ProcessHandle]) -> None:
         self.handles = list(handles)
         self.open = list(range(len(handles)))
-        self.version = 0
         self.requests: list[dict[SampleKey, Request]] = [{} for _ in handles]
         """What each engine is at, by sample."""
         self.cached: dict[SampleKey, int] = {}
@@ -102,30 +97,6 @@ class Engines:
                 target = min(self.open, key=lambda each: (len(self.requests[each]), each))
                 self._send(target, moved)
         return ended
-
-    def use(self, numbers: Sequence[int]) -> None:
-        """The engines that new requests go to."""
-        self.open = list(numbers)
-
-    def abort(self, request_ids: Sequence[str] | None = None) -> list[SampleOutput]:
-        outputs = []
-        for number, handle in enumerate(self.handles):
-            aborted = handle.call("abort", request_ids)
-            for output in [*handle.take_early(), *aborted]:
-                del self.requests[number][output.key]
-                outputs.append(output)
-        return outputs
-
-    def update_weights(self, weights: Iterable[tuple[str, Tensor]] | None, weight_version: int) -> None:
-        raise NotImplementedError("actors sync their own weights")
-
-    def sleep(self, level: int = 1) -> None:
-        for handle in self.handles:
-            handle.call("sleep", level)
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        for handle in self.handles:
-            handle.call("wake_up", tags)
 
     def forget_episodes(self) -> None:
         """A step is over: nobody comes back to its prefixes."""

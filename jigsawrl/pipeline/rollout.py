@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from jigsawrl.engine.types import Request, RolloutBackend, SampleKey, SampleOutput, SamplingParams
+from jigsawrl.engine.types import Generation, Request, SampleKey, SampleOutput, SamplingParams
 from jigsawrl.errors import JigsawError
 from jigsawrl.pipeline.chat import Dialogue
 from jigsawrl.pipeline.environments.pool import Environments, StepResult
@@ -45,7 +45,7 @@ class RolloutSettings:
     max_positions: int
 
 
-def rollout_of(config: RunConfig, tokenizer: Tokenizer, engine: RolloutBackend, longest: int) -> Rollout:
+def rollout_of(config: RunConfig, tokenizer: Tokenizer, engine: Generation, longest: int) -> Rollout:
     """A pipeline's rollouts, on an engine that takes sequences up to the longest."""
     rollout = config.rollout
     params = SamplingParams(
@@ -68,7 +68,7 @@ class Rollout:
 
     def __init__(
         self,
-        engine: RolloutBackend,
+        engine: Generation,
         tokenizer: Tokenizer,
         task: Task,
         settings: RolloutSettings,

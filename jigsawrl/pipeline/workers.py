@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from jigsawrl.engine.types import RolloutBackend
+from jigsawrl.engine.types import Generation
 from jigsawrl.errors import JigsawError
 from jigsawrl.pipeline.actor import Actor
 from jigsawrl.pipeline.actor_process import ProcessHandle, actor_main
@@ -45,9 +45,7 @@ class Handle(Protocol):
 class Workers:
     """`engine` is that of all of them; `meeting` the folder in which they found each other, if they needed one."""
 
-    def __init__(
-        self, handles: Sequence[Handle], engine: RolloutBackend, meeting: Path | None = None
-    ) -> None:
+    def __init__(self, handles: Sequence[Handle], engine: Generation, meeting: Path | None = None) -> None:
         self.handles = handles
         self.engine = engine
         self.meeting = meeting

@@ -217,7 +217,7 @@ class WatchedEngines(Engines):
         """Of all samples."""
 
     def begin(self, engines: Sequence[int]) -> None:
-        self.use(engines)
+        self.open = list(engines)
         self.lengths.clear()
         self.turns = 0
         self.most = [0] * len(self.handles)
@@ -288,15 +288,15 @@ class Beside:
         self.where = go.where
         self.waited = 0.0
         # With other threads some products differ in their last bits.
-        threads = [None] * len(self.handles) if self.deterministic else go.threads
+        threads = (1,) * len(self.handles) if self.deterministic else go.threads
         before = self.gang.each("busy_seconds", [(each,) for each in threads])
         yield
         after = self.gang.every("busy_seconds")
-        busy = tuple((b - a) / n for a, b, n in zip(before, after, go.threads, strict=True))
+        busy = tuple((b - a) / n for a, b, n in zip(before, after, threads, strict=True))
         self.engines.forget_episodes()
         self.told.close()
+        turns = self.engines.turns / max(1, len(self.engines.lengths))
         lengths = tuple(self.engines.lengths.values())[:MOST_LENGTHS]
-        turns = self.engines.turns / max(1, len(lengths))
         self.line.send(Over(phase, step, busy, len(go.engines), lengths, turns, self.waited))
 
     def stopping(self) -> AbstractContextManager[Callable[[], bool]]:

@@ -19,6 +19,7 @@ from jigsawrl.config.runfolder import check_mix_folder
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.cpu import cpu_worker
+from jigsawrl.graph.fits import refuse_what_cannot_fit
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.interference import CORES
 from jigsawrl.graph.profile import Profile, Workload, load_profile, write_profile
@@ -35,7 +36,6 @@ from jigsawrl.telemetry.runreport import write_report
 if TYPE_CHECKING:
     from jigsawrl.telemetry.progress import Progress
 
-GB = 1e9
 PROFILE = "profile.json"
 SUBMITTED = "submitted.json"
 SHARED_MEMORY = Path("/dev/shm")
@@ -81,7 +81,7 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
     members = {
         name: member_of(mix, name, config, out, worker, known.get(name)) for name, config in configs.items()
     }
-    refuse_what_cannot_fit(list(members.values()), worker, len(cores))
+    refuse_what_cannot_fit([member.outlook for member in members.values()], worker, len(cores))
     out.mkdir(parents=True, exist_ok=True)
     if bases is not None:
         take_bases(list(members.values()), bases)
@@ -208,7 +208,7 @@ def submitted(mix: Mix, request: dict[str, Any], out: Path, worker: Hardware) ->
     own = own_config(more, name)
     check(own)
     member = member_of(more, name, own, out, worker, None)
-    refuse_what_cannot_fit([member], worker, config.workers)
+    refuse_what_cannot_fit([member.outlook], worker, config.workers)
     return member
 
 
@@ -231,25 +231,6 @@ def save_what_was_learned(members: Mapping[str, Member], worker: Hardware, out: 
     if learned:
         source = "measured while these pipelines ran, alone and beside each other"
         write_profile(Profile(out.name, source, worker, learned), out / PROFILE)
-
-
-def refuse_what_cannot_fit(members: list[Member], worker: Hardware, workers: int) -> None:
-    """A JigsawError with the arithmetic if a phase alone, or the state of all, exceeds a worker's memory."""
-    total = 0.0
-    for member in members:
-        sizes = member.outlook.memory(workers, 1, workers)
-        for phase, needed in (("rollout", sizes.rollout), ("training", sizes.training)):
-            if needed > worker.device_bytes:
-                raise JigsawError(
-                    f"pipelines.{member.name}: {phase} needs {needed / GB:.1f} GB on each of {workers} workers, "
-                    f"and each has {worker.device_bytes / GB:.1f} GB"
-                )
-        total += sizes.host
-    if total > worker.host_bytes:
-        raise JigsawError(
-            f"{len(members)} pipelines keep {total / GB:.1f} GB on each of {workers} workers, and each has "
-            f"{worker.host_bytes / GB:.1f} GB; run fewer at a time"
-        )
 
 
 def outcome_of(scheduler: Scheduler, out: Path) -> Outcome:

@@ -27,7 +27,7 @@ from jigsawrl.graph.hardware import HARDWARE, Hardware, hardware_named
 from jigsawrl.graph.profile import LEVELS, Profile, Workload, builtin_profiles, load_profile
 from jigsawrl.graph.shape import ModelShape, PipelineShape
 from jigsawrl.simulator.jobs import Floats, Job
-from jigsawrl.simulator.setup import job_of, refuse_what_cannot_fit
+from jigsawrl.simulator.setup import job_of, refuse_jobs
 
 STEPS = 10
 """Of a workload, if nothing says more."""
@@ -92,7 +92,7 @@ def scene_of(mix: Mix) -> Scene:
             job, origin = _from_run(name, mix.runs[name], entry, profile, hardware, config)
         jobs.append(_with_wishes(job, entry))
         origins.append(origin)
-    refuse_what_cannot_fit(jobs, hardware, config.workers)
+    refuse_jobs(jobs, hardware, config.workers)
     return Scene(
         config.name, config.seed, hardware, config.workers, profile.name, tuple(jobs), tuple(origins)
     )

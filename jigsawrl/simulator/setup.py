@@ -8,14 +8,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from jigsawrl.errors import JigsawError
+from jigsawrl.graph.fits import refuse_what_cannot_fit
 from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.graph.profile import LEVELS, Profile
 from jigsawrl.simulator.jobs import Job
-
-GB = 1e9
 
 
 def job_of(
@@ -46,25 +44,10 @@ def job_of(
     return Job(shape, costs, lengths, measured.lengths(0))
 
 
-def refuse_what_cannot_fit(jobs: list[Job], hardware: Hardware, workers: int) -> None:
-    """A JigsawError with the arithmetic if a phase alone, or all pipelines' resident state, exceeds the memory."""
-    host = 0.0
-    for job in jobs:
-        shape = job.shape
-        if shape.tp > workers:
-            raise JigsawError(f"{shape.name}: an engine spans {shape.tp} workers and there are {workers}")
-        outlook = Outlook(shape, job.costs, hardware, Forecast.from_prior(job.expected, shape.max_tokens))
-        width = workers // shape.tp * shape.tp
-        sizes = outlook.memory(width // shape.tp, shape.tp, width)
-        for phase, needed in (("rollout", sizes.rollout), ("training", sizes.training)):
-            if needed > hardware.device_bytes:
-                raise JigsawError(
-                    f"{shape.name}: {phase} needs {needed / GB:.0f} GB on each of {width} workers, and a "
-                    f"{hardware.name} has {hardware.device_bytes / GB:.0f} GB; use more workers"
-                )
-        host += sizes.host
-    if host > hardware.host_bytes:
-        raise JigsawError(
-            f"{len(jobs)} pipelines keep {host / GB:.0f} GB in host memory for each worker, and there are "
-            f"{hardware.host_bytes / GB:.0f} GB; run fewer at a time, or use more workers"
-        )
+def refuse_jobs(jobs: list[Job], hardware: Hardware, workers: int) -> None:
+    """A JigsawError with the arithmetic where the memory cannot hold them."""
+    outlooks = [
+        Outlook(job.shape, job.costs, hardware, Forecast.from_prior(job.expected, job.shape.max_tokens))
+        for job in jobs
+    ]
+    refuse_what_cannot_fit(outlooks, hardware, workers)

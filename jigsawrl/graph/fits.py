@@ -1,0 +1,34 @@
+"""Whether pipelines fit into the memory there is, with the arithmetic where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jigsawrl.errors import JigsawError
+from jigsawrl.graph.hardware import Hardware
+from jigsawrl.graph.outlook import Outlook
+
+GB = 1e9
+
+
+def refuse_what_cannot_fit(outlooks: Sequence[Outlook], hardware: Hardware, workers: int) -> None:
+    """A JigsawError if a phase alone, or all pipelines' resident state, exceeds the memory."""
+    host = 0.0
+    for outlook in outlooks:
+        shape = outlook.shape
+        if shape.tp > workers:
+            raise JigsawError(f"{shape.name}: an engine spans {shape.tp} workers and there are {workers}")
+        width = workers // shape.tp * shape.tp
+        sizes = outlook.memory(width // shape.tp, shape.tp, width)
+        for phase, needed in (("rollout", sizes.rollout), ("training", sizes.training)):
+            if needed > hardware.device_bytes:
+                raise JigsawError(
+                    f"{shape.name}: {phase} needs {needed / GB:.0f} GB on each of {width} workers, and a "
+                    f"{hardware.name} has {hardware.device_bytes / GB:.0f} GB; use more workers"
+                )
+        host += sizes.host
+    if host > hardware.host_bytes:
+        raise JigsawError(
+            f"{len(outlooks)} pipelines keep {host / GB:.0f} GB in host memory for each worker, and there are "
+            f"{hardware.host_bytes / GB:.0f} GB; run fewer at a time, or use more workers"
+        )
