@@ -25,11 +25,10 @@ from jigsawrl.config.runfile import checked
 from jigsawrl.graph.cpu import cpu_worker
 from jigsawrl.graph.interference import CORES
 from jigsawrl.policies.named import POLICIES
-from jigsawrl.policies.state import Event, Start
 from jigsawrl.runtime.family import PRELOADED
-from jigsawrl.runtime.member import Member, first_outlook
-from jigsawrl.runtime.messages import Over
-from jigsawrl.runtime.world import World
+from jigsawrl.runtime.learning import first_outlook
+from jigsawrl.runtime.messages import Asks, Began, Over
+from jigsawrl.runtime.mind import Mind
 
 PROCESSES = 12
 PHASES = 2000
@@ -84,35 +83,21 @@ def messages_a_second(policy: str, phases: int) -> float:
     """Of pretended drivers; a message is entered, the policy asked, its answer carried out."""
     worker = cpu_worker(1, 2)
     config = checked({"task": {"kind": "arithmetic"}, "rollout": {"max_tokens": 512}})
-    entry = PipelineConfig(run="none.yaml")
-    outlook = first_outlook("p", config, entry, worker, 2, None)
-    members = [Member(f"p{i}", config, Path(), outlook, 0.0) for i in range(4)]
-    world = World(CORES, 2, worker.device_bytes)
-    events: list[Event] = []
-    for member in members:
-        events.append(world.arrive(member.name, outlook, phases, False))
-        events.append(world.ask(member.name, "rollout", 1))
-    decide, count, clock = POLICIES[policy].decide, 0, 0.0
-    started = time.perf_counter()
+    outlook = first_outlook("p", config, PipelineConfig(run="none.yaml"), worker, 2, None)
+    mind = Mind(POLICIES[policy], CORES, 2, worker.device_bytes)
+    names = [f"p{number}" for number in range(4)]
+    for name in names:
+        mind.join(name, outlook)
+        mind.hear(name, Began(phases, 0))
+    count, started = 0, time.perf_counter()
     while count < phases:
-        for action in decide(world.state(), events):
-            if isinstance(action, Start):
-                world.start(action)
-        events = []
-        running = [p for p in world.pipelines.values() if p.status == "running"]
+        mind.world.advance(float(count))
+        mind.decide()
+        running = [p for p in mind.world.pipelines.values() if p.status == "running"]
         pipeline = running[count % len(running)]
-        clock += 1.0
-        world.advance(clock)
-        member = next(m for m in members if m.name == pipeline.name)
-        member.learn(Over(pipeline.phase, pipeline.step, (1.0, 1.0), 2, (100,) * 64), 1.0)
-        phase, step = pipeline.phase, pipeline.step
-        events += world.over(pipeline.name)
-        world.forecast(pipeline.name, member.outlook)
-        events.append(
-            world.ask(
-                pipeline.name, "training" if phase == "rollout" else "rollout", step + (phase == "training")
-            )
-        )
+        mind.hear(pipeline.name, Over(pipeline.phase, pipeline.step, (1.0, 1.0), 2, (100,) * 64))
+        assert (could := mind.thoughts[pipeline.name].could) is not None
+        mind.hear(pipeline.name, Asks(*could))
         count += 2  # that it is over, and that it asks
     return count / (time.perf_counter() - started)
 

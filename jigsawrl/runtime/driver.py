@@ -16,6 +16,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jigsawrl.config.tasks import CalculatorTask, EnvironmentTask, TextArenaTask
 from jigsawrl.engine.types import SampleKey, SampleOutput
 from jigsawrl.errors import JigsawError
@@ -48,8 +50,8 @@ from jigsawrl.trainer.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
 
-MOST_LENGTHS = 4096
-"""Samples of a step from which the next one is foreseen."""
+MOST_LENGTHS = 128
+"""Lengths of a step that are told; of more samples, as many quantiles."""
 SOON_S = 0.5
 """News wait so long for company, at most."""
 MOST_KEPT = 64
@@ -296,7 +298,7 @@ class Beside:
         self.engines.forget_episodes()
         self.told.close()
         turns = self.engines.turns / max(1, len(self.engines.lengths))
-        lengths = tuple(self.engines.lengths.values())[:MOST_LENGTHS]
+        lengths = told_lengths(list(self.engines.lengths.values()))
         self.line.send(Over(phase, step, busy, len(go.engines), lengths, turns, self.waited))
 
     def stopping(self) -> AbstractContextManager[Callable[[], bool]]:
@@ -327,3 +329,11 @@ class Beside:
             part, _, key = name.partition("/")
             tensors.setdefault(part, {})[key] = tensor
         return Checkpoint(entry.version, tensors, dict(entry.meta), Path(entry.name))
+
+
+def told_lengths(lengths: list[int]) -> tuple[int, ...]:
+    """As they are, or so many of them at equal distances from the shortest to the longest."""
+    if len(lengths) <= MOST_LENGTHS:
+        return tuple(lengths)
+    places = np.linspace(0, len(lengths) - 1, MOST_LENGTHS).round().astype(int)
+    return tuple(np.sort(lengths)[places].tolist())

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,9 @@ from jigsawrl.pipeline.base import base_folder
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.runtime.control import Control
 from jigsawrl.runtime.cores import split_cores
-from jigsawrl.runtime.member import Member, first_outlook
+from jigsawrl.runtime.learning import first_outlook
+from jigsawrl.runtime.member import Member
+from jigsawrl.runtime.mind import Mind
 from jigsawrl.runtime.scheduler import Scheduler, Work
 from jigsawrl.store import folders, locks
 from jigsawrl.telemetry.events import EventLog
@@ -95,7 +97,13 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
     store = folders.make(None, out / "store", store_budget(worker.host_bytes * len(cores)))
     folders.read(store)  # as long as this process lives, the store is in use
     log = EventLog(out / "events.jsonl")
-    log.emit("resume" if resume else "start", policy=policy.name, workers=len(cores), pipelines=list(members))
+    log.emit(
+        "resume" if resume else "start",
+        policy=policy.name,
+        workers=len(cores),
+        pipelines=list(members),
+        hardware=asdict(worker),
+    )
     control = Control(out)
 
     def admit(request: dict[str, Any]) -> Member:
@@ -103,9 +111,8 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
         remember_submitted(out, request)
         return member
 
-    scheduler = Scheduler(
-        members, policy, cores, CORES, worker.device_bytes, store, log, progress, resume, control, admit
-    )
+    mind = Mind(policy, CORES, len(cores), worker.device_bytes)
+    scheduler = Scheduler(members, mind, cores, store, log, progress, resume, control, admit)
     try:
         scheduler.run()
     finally:
@@ -113,7 +120,7 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
         log.emit("end", work=scheduler.work.seconds, messages=scheduler.work.messages)
         log.close()
         folders.remove(store)
-    save_what_was_learned(members, worker, out)
+    save_what_was_learned(mind, worker, out)
     write_report(out)
     return outcome_of(scheduler, out)
 
@@ -174,13 +181,13 @@ def check(config: RunConfig) -> None:
 
 def remember_submitted(out: Path, request: dict[str, Any]) -> None:
     """So that --resume takes it along."""
-    entries = {**_submitted(out), request["name"]: request["entry"]}
+    entries = {**submitted_entries(out), request["name"]: request["entry"]}
     durable.replace(out / SUBMITTED, json.dumps(entries, indent=1).encode())
 
 
 def with_submitted(mix: Mix, out: Path) -> Mix:
     """The pipelines of the run file, and those that came while it ran."""
-    more = {name: entry for name, entry in _submitted(out).items() if name not in mix.config.pipelines}
+    more = {name: entry for name, entry in submitted_entries(out).items() if name not in mix.config.pipelines}
     if not more:
         return mix
     settings = {name: {k: v for k, v in entry.items() if v is not None} for name, entry in more.items()}
@@ -190,7 +197,7 @@ def with_submitted(mix: Mix, out: Path) -> Mix:
     return Mix(config, {**mix.runs, **runs})
 
 
-def _submitted(out: Path) -> dict[str, dict[str, Any]]:
+def submitted_entries(out: Path) -> dict[str, dict[str, Any]]:
     try:
         entries: dict[str, dict[str, Any]] = json.loads((out / SUBMITTED).read_text())
     except FileNotFoundError:
@@ -225,9 +232,10 @@ def member_of(
     return Member(name, config, out / name, outlook, entry.arrival)
 
 
-def save_what_was_learned(members: Mapping[str, Member], worker: Hardware, out: Path) -> None:
+def save_what_was_learned(mind: Mind, worker: Hardware, out: Path) -> None:
     """A profile for the next run, and for simulations of this one."""
-    learned = {name: workload for name, member in members.items() if (workload := member.workload())}
+    found = {name: thought.learned.workload() for name, thought in mind.thoughts.items()}
+    learned = {name: workload for name, workload in found.items() if workload is not None}
     if learned:
         source = "measured while these pipelines ran, alone and beside each other"
         write_profile(Profile(out.name, source, worker, learned), out / PROFILE)

@@ -105,6 +105,14 @@ class World:
         """What a lane is at."""
         return self.lanes.lanes[key].segment.kind
 
+    def seats(self, lane: Lane) -> dict[int, int]:
+        """The worker of each actor that is at a lane: a rollout's engine is that of its worker, and all actors train,
+        wherever the gang was put."""
+        place = lane.workers
+        if lane.phase == "rollout":
+            return {worker: worker for worker in place}
+        return {actor: actor if actor in place else place[actor % len(place)] for actor in self.workers}
+
     def survivors(self, key: int) -> Survivors:
         """Of a lane: how many samples are under way, and how far they should be."""
         lane, running = self.lanes.lanes[key], self.running[key]

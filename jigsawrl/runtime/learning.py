@@ -1,0 +1,177 @@
+"""What is foreseen of a pipeline, and how it follows what its phases turn out to be. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+import numpy as np
+
+from jigsawrl.config.pipelines import PipelineConfig
+from jigsawrl.config.settings import RunConfig
+from jigsawrl.config.shapes import pipeline_shape, prior_lengths
+from jigsawrl.graph.cost import Costs, follow
+from jigsawrl.graph.cpu import cpu_costs
+from jigsawrl.graph.forecast import Floats, Forecast
+from jigsawrl.graph.hardware import Hardware
+from jigsawrl.graph.interference import SIGNATURES
+from jigsawrl.graph.lanes import Segment
+from jigsawrl.graph.outlook import Outlook
+from jigsawrl.graph.profile import Workload, quantiles
+from jigsawrl.policies.state import Phase
+from jigsawrl.runtime.messages import Over
+
+STEPS = 8
+"""Steps whose lengths are remembered."""
+SEQUENCES = 256
+"""Lengths by which a first step is foreseen."""
+MEMORY = 0.5
+"""Weight of what was known of a tool's latency against what was seen last."""
+BETWEEN_S = 1.0
+"""Phases that end sooner after each other are learned from together: that takes milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A phase that ended."""
+
+    over: Over
+    seconds: float
+    alone: bool
+    """Nobody else was on its workers."""
+
+    @property
+    def busy(self) -> float:
+        return max(self.over.busy, default=0.0)
+
+    @property
+    def overhead(self) -> float:
+        """Seconds in which its workers had nothing to do: its driver was at work, and messages under way."""
+        return max(0.0, self.seconds - self.busy - self.over.tool_seconds)
+
+
+@dataclass(slots=True)
+class Learned:
+    """Of one pipeline."""
+
+    outlook: Outlook
+    steps_seen: list[Floats] = field(default_factory=list)
+    """Lengths of its last steps."""
+    seen: dict[Phase, list[Seen]] = field(default_factory=lambda: {"rollout": [], "training": []})
+    """Phases that the outlook does not know of yet."""
+    renewed: dict[Phase, float] = field(default_factory=dict)
+    """When it last followed what was seen."""
+
+    def ended(self, phase: Seen, now: float) -> bool:
+        """Whether another outlook came of it."""
+        kind = phase.over.phase
+        self.seen[kind].append(phase)
+        if now - self.renewed.get(kind, float("-inf")) < BETWEEN_S:
+            return False
+        self.renewed[kind] = now
+        self._follow(kind)
+        return True
+
+    def _follow(self, kind: Phase) -> None:
+        seen, self.seen[kind] = self.seen[kind], []
+        outlook, last = self.outlook, seen[-1].over
+        shape, forecast = outlook.shape, outlook.forecast
+        if kind == "rollout":
+            if last.lengths:
+                lengths = np.array(last.lengths, dtype=np.float64)
+                forecast = forecast.after(lengths)
+                self.steps_seen = [*self.steps_seen, lengths][-STEPS:]
+            turns = max(1, round(fmean(each.over.turns for each in seen)))
+            waits = fmean(each.over.tool_seconds for each in seen) / (turns - 1) if turns > 1 else 0.0
+            shape = replace(shape, turns=turns, tool_seconds=_drawn(shape.tool_seconds, waits))
+            expected = _at_work(outlook.engine(last.engines, 1).segments)
+        else:
+            expected = _at_work(outlook.training(len(last.busy)))
+        costs = followed(outlook.costs, kind, fmean(each.busy for each in seen), expected)
+        if alone := [each.overhead for each in seen if each.alone]:
+            costs = with_overhead(costs, kind, fmean(alone))
+        self.outlook = Outlook(shape, costs, outlook.hardware, forecast)
+
+    def workload(self) -> Workload | None:
+        """What was learned, for the next run; None before its first step."""
+        for kind, seen in self.seen.items():
+            if seen:
+                self._follow(kind)
+        outlook, shape = self.outlook, self.outlook.shape
+        if not self.steps_seen:
+            return None
+        return Workload(
+            name=shape.name,
+            model=shape.model,
+            sequences=shape.sequences,
+            samples=shape.samples,
+            prompt_tokens=shape.prompt_tokens,
+            observation_tokens=0.0,
+            max_tokens=shape.max_tokens,
+            turns=shape.turns,
+            tool_seconds=shape.tool_seconds * (shape.turns - 1),
+            reference=shape.reference,
+            old_logprobs=shape.old_logprobs,
+            gpus=outlook.costs.gpus,
+            tp=1,
+            quantiles=tuple(map(quantiles, self.steps_seen)),
+            reconstructed=False,
+            costs=replace(outlook.costs, source="measured by a run of these pipelines", derived=False),
+        )
+
+
+def _drawn(known: float, seen: float) -> float:
+    return MEMORY * known + (1 - MEMORY) * seen
+
+
+def with_overhead(costs: Costs, phase: Phase, seconds: float) -> Costs:
+    if phase == "rollout":
+        return replace(costs, rollout_fixed_seconds=_drawn(costs.rollout_fixed_seconds, seconds))
+    return replace(costs, sync=_drawn(costs.sync, seconds))
+
+
+def _at_work(segments: Sequence[Segment]) -> float:
+    """Seconds of these sub-stages in which a worker is busy."""
+    return sum(segment.seconds for segment in segments if SIGNATURES[segment.kind] not in ("host", "link"))
+
+
+def followed(costs: Costs, phase: Phase, busy: float, expected: float) -> Costs:
+    """Costs after phases that kept their busiest worker at work for so long."""
+    factor, error = follow(expected, busy, costs.errors.get(phase, 0.3))
+    errors = {**costs.errors, phase: error}
+    if phase == "rollout":
+        return replace(
+            costs,
+            decoding=costs.decoding.scaled(factor),
+            prefilling=costs.prefilling.scaled(factor),
+            errors=errors,
+        )
+    return replace(
+        costs,
+        logprob=costs.logprob.scaled(factor),
+        ref=costs.ref.scaled(factor),
+        grad=costs.grad.scaled(factor),
+        optim=costs.optim * factor,
+        errors=errors,
+    )
+
+
+def first_outlook(
+    name: str,
+    run: RunConfig,
+    entry: PipelineConfig,
+    worker: Hardware,
+    workers: int,
+    known: Workload | None,
+) -> Outlook:
+    """Before anything was seen of it in this run; `known` is what an earlier one learned."""
+    shape = pipeline_shape(name, run, entry)
+    if known is not None:
+        waits = max(1, round(known.turns) - 1)
+        shape = replace(shape, turns=max(1, round(known.turns)), tool_seconds=known.tool_seconds / waits)
+        forecast = Forecast.from_prior(known.lengths(0), shape.max_tokens)
+        return Outlook(shape, replace(known.costs, hardware=worker), worker, forecast)
+    lengths = prior_lengths(shape.max_tokens, (np.arange(SEQUENCES) + 0.5) / SEQUENCES)
+    costs = cpu_costs(shape.model, worker, workers)
+    return Outlook(shape, costs, worker, Forecast.from_prior(lengths, shape.max_tokens))

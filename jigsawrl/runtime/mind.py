@@ -1,0 +1,204 @@
+"""What the scheduler thinks: news of pipelines in, actions out. Pure, so every decision can be made again.
+
+The same news at the same times give the same actions, whoever brings them: a run, or its log (`replay`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from jigsawrl.graph.interference import Interference
+from jigsawrl.graph.outlook import Outlook
+from jigsawrl.policies.state import Action, Event, Migrate, Pause, Phase, Policy, Resize, Resume, Start, Woken
+from jigsawrl.runtime.learning import Learned, Seen
+from jigsawrl.runtime.messages import Asks, At, Began, Over
+from jigsawrl.runtime.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Its processes died with what they were at. It may begin again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Nothing more comes of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Somebody wants it to wait, or to go on."""
+
+    wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The time that a `Wait` named has come. Of no pipeline."""
+
+
+News = Began | Asks | At | Over | Lost | Gone | Held | Due
+_ALL: tuple[type[News], ...] = (Began, Asks, At, Over, Lost, Gone, Held, Due)
+_KINDS: dict[str, Callable[..., News]] = {kind.__name__: kind for kind in _ALL}
+
+
+def written(name: str, news: News) -> list[Any]:
+    """As it stands in the log."""
+    return [name, type(news).__name__, *(getattr(news, each) for each in news.__slots__)]
+
+
+def written_action(action: Action) -> dict[str, Any]:
+    """Likewise."""
+    fields = {each: getattr(action, each) for each in action.__slots__}
+    return {"action": type(action).__name__.lower(), **fields}
+
+
+def read(entry: list[Any]) -> tuple[str, News]:
+    """What `written` wrote."""
+    name, kind, *fields = entry
+    values = [tuple(value) if isinstance(value, list) else value for value in fields]
+    return name, _KINDS[kind](*values)
+
+
+@dataclass(slots=True)
+class Thought:
+    """What is known of a pipeline besides its place in the world."""
+
+    learned: Learned
+    held: bool = False
+    could: tuple[Phase, int] | None = None
+    """Phase and step that it could start, or has started."""
+    since: float = 0.0
+    """When its phase started."""
+    foreseen: float = 0.0
+    """Seconds alone that its running phase was foreseen to take."""
+    alone: bool = True
+    """Whether nobody else was on its workers while its phase ran."""
+
+
+@dataclass(slots=True)
+class Mind:
+    policy: Policy
+    table: Interference
+    workers: int
+    device_bytes: float
+    world: World = field(init=False)
+    thoughts: dict[str, Thought] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    """That nothing was decided on yet."""
+
+    def __post_init__(self) -> None:
+        self.world = World(self.table, self.workers, self.device_bytes)
+
+    def join(self, name: str, outlook: Outlook) -> None:
+        """It may begin from now on."""
+        self.thoughts[name] = Thought(Learned(outlook))
+
+    def hear(self, name: str, news: News) -> None:
+        match news:
+            case Due():
+                self.events.append(Woken())
+            case Began(steps, done):
+                self._began(name, steps, done)
+            case Asks(phase, step):
+                self._asked(name, phase, step)
+            case At(-1):
+                pass  # of interest to people only
+            case At(engine, substage, samples):
+                self.events += self.world.at(name, engine, substage, samples)
+            case Over():
+                self._over(name, news)
+            case Held(wait):
+                self._held(name, wait)
+            case Lost():
+                self._lost(name)
+            case Gone():
+                self.thoughts[name].could = None
+                gone = self.world.leave(name) if name in self.world.pipelines else Woken()
+                self.events.append(gone)
+
+    def decide(self) -> list[Action]:
+        """What to do, as if it were done."""
+        events, self.events = self.events, []
+        actions = self.policy.decide(self.world.state(), events)
+        for action in actions:
+            match action:
+                case Start():
+                    self._start(action)
+                case Migrate():
+                    self.world.gather(action)
+                case Pause(lane) | Resume(lane):
+                    self.world.lanes.pause(lane, isinstance(action, Pause))
+                case Resize(lane, share):
+                    self.world.lanes.resize(lane, share)
+        return actions
+
+    def runs(self, name: str, phase: Phase, step: int) -> bool:
+        """Whether a pipeline may be at it now."""
+        pipeline = self.world.pipelines[name]
+        return pipeline.status == "running" and (pipeline.phase, pipeline.step) == (phase, step)
+
+    def _began(self, name: str, steps: int, done: int) -> None:
+        if done < steps:
+            again = name in self.world.pipelines
+            outlook = self.thoughts[name].learned.outlook
+            self.events.append(self.world.arrive(name, outlook, steps, again))
+            self._could_start(name, "rollout", done + 1)
+
+    def _could_start(self, name: str, phase: Phase, step: int) -> None:
+        """The policy hears of it; not of a pipeline that somebody wants to wait."""
+        thought = self.thoughts[name]
+        thought.could = (phase, step)
+        ready = self.world.ask(name, phase, step)
+        if thought.held:
+            self.world.pipelines[name].status = "done"
+        else:
+            self.events.append(ready)
+
+    def _asked(self, name: str, phase: Phase, step: int) -> None:
+        """Mostly this was known when the last phase ended, and may have been started since."""
+        thought = self.thoughts[name]
+        if thought.could != (phase, step):
+            self._could_start(name, phase, step)
+
+    def _held(self, name: str, wait: bool) -> None:
+        thought, pipeline = self.thoughts[name], self.world.pipelines.get(name)
+        thought.held = wait
+        if pipeline is None or thought.could is None:
+            return
+        if wait and pipeline.status == "ready":
+            pipeline.status = "done"
+        elif not wait and pipeline.status == "done":
+            self._could_start(name, *thought.could)
+
+    def _over(self, name: str, over: Over) -> None:
+        thought = self.thoughts[name]
+        now = self.world.lanes.now
+        self.events += self.world.over(name)
+        if thought.learned.ended(Seen(over, now - thought.since, thought.alone), now):
+            self.world.forecast(name, thought.learned.outlook)
+        if over.phase == "rollout":
+            self._could_start(name, "training", over.step)
+        elif over.step < self.world.pipelines[name].steps:
+            self._could_start(name, "rollout", over.step + 1)
+        else:
+            thought.could = None
+            self.events.append(self.world.leave(name))
+
+    def _lost(self, name: str) -> None:
+        self.thoughts[name].could = None
+        if name in self.world.pipelines:
+            self.world.drop(name)
+            self.world.pipelines[name].status = "done"
+
+    def _start(self, action: Start) -> None:
+        world, thought = self.world, self.thoughts[action.pipeline]
+        world.start(action)
+        thought.since, thought.alone = world.lanes.now, True
+        lanes = [world.lanes.lanes[key] for key in world.pipelines[action.pipeline].lanes]
+        thought.foreseen = max(lane.left_in_all() for lane in lanes)
+        shared = {key for there in world.lanes.on_worker if len(there) > 1 for key in there}
+        for key in shared:
+            self.thoughts[world.lanes.lanes[key].pipeline].alone = False

@@ -1,0 +1,97 @@
+"""A run's log through its policy again: what was heard then is heard now, and the decisions must be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jigsawrl.config.pipelines import PipelineConfig, checked_mix
+from jigsawrl.config.runfile import read_run_file, validated
+from jigsawrl.config.runfolder import RESOLVED
+from jigsawrl.errors import JigsawError
+from jigsawrl.graph.hardware import Hardware
+from jigsawrl.graph.interference import CORES
+from jigsawrl.graph.profile import Workload
+from jigsawrl.policies.named import POLICIES
+from jigsawrl.runtime.launch import submitted_entries, workloads_of
+from jigsawrl.runtime.learning import first_outlook
+from jigsawrl.runtime.mind import Mind, read, written_action
+from jigsawrl.telemetry import jsonl
+from jigsawrl.telemetry.runlog import EVENTS_FILE
+
+
+@dataclass(slots=True)
+class Decision:
+    """At one moment, as it was taken and as it would be taken again."""
+
+    at: float
+    was: list[dict[str, Any]]
+    now: list[dict[str, Any]]
+
+    @property
+    def same(self) -> bool:
+        return self.was == self.now
+
+
+def replayed(run: Path) -> Iterator[Decision]:
+    """Every decision of the run in this folder; a JigsawError where its log is not that of several pipelines."""
+    path = run / EVENTS_FILE
+    if not path.is_file():
+        raise JigsawError(f"{run}: holds no {EVENTS_FILE}, so it is not the folder of a run")
+    again: Again | None = None
+    open_decision: Decision | None = None
+    for number, (_, event) in enumerate(jsonl.read(path), 1):
+        kind = event.get("event")
+        if kind == "action" and open_decision is not None:
+            open_decision.was.append({k: v for k, v in event.items() if k not in ("t", "event")})
+            continue
+        if kind in ("start", "resume") and "hardware" in event:
+            again = Again(run, event)
+        elif kind == "submitted" and again is not None:
+            again.join(event["pipeline"])
+        elif kind == "turn":
+            if open_decision is not None:
+                yield open_decision
+            if again is None:
+                raise JigsawError(f"{path}, line {number}: a decision before the run started")
+            open_decision = again.turn(event)
+    if open_decision is not None:
+        yield open_decision
+    if again is None:
+        raise JigsawError(f"{run}: is not the run of several pipelines; there is nothing to replay")
+
+
+@dataclass(slots=True)
+class Again:
+    """A mind as that of the run was when it started."""
+
+    run: Path
+    start: dict[str, Any]
+    mind: Mind = field(init=False)
+
+    def __post_init__(self) -> None:
+        worker = Hardware(**self.start["hardware"])
+        policy = POLICIES[self.start["policy"]]
+        self.mind = Mind(policy, CORES, self.start["workers"], worker.device_bytes)
+        known = workloads_of(checked_mix(read_run_file(self.run / RESOLVED)).profile)
+        for name in self.start["pipelines"]:
+            self.join(name, known.get(name))
+
+    def join(self, name: str, known: Workload | None = None) -> None:
+        asked = checked_mix(read_run_file(self.run / RESOLVED))
+        entry = asked.pipelines.get(name) or PipelineConfig(**submitted_entries(self.run)[name])
+        config = validated(read_run_file(self.run / name / RESOLVED))
+        worker = Hardware(**self.start["hardware"])
+        self.mind.join(name, first_outlook(name, config, entry, worker, self.start["workers"], known))
+
+    def turn(self, event: dict[str, Any]) -> Decision | None:
+        """Hears what was heard; None where nothing was decided."""
+        self.mind.world.advance(event["at"])
+        for entry in event["heard"]:
+            self.mind.hear(*read(entry))
+        if not event["decides"]:
+            return None
+        made = (jsonl.decode(jsonl.encode(written_action(action))) for action in self.mind.decide())
+        return Decision(event["at"], [], [each for each in made if each])

@@ -1,0 +1,36 @@
+"""Every decision can be made again from the log alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from mixes import CALC, SUMS, events, run_here, write_mix
+
+from jigsawrl.errors import JigsawError
+from jigsawrl.policies.named import POLICIES
+from jigsawrl.runtime.replay import replayed
+
+
+@pytest.mark.parametrize("policy", ["jigsaw", "rollmux"])
+def test_a_log_replayed_through_its_policy_gives_the_same_actions(policy: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run_here(write_mix(tmp_path, policy, a=SUMS, b=CALC), out)
+    decisions = list(replayed(out))
+    assert [each for each in decisions if not each.same] == []
+    assert sum(len(each.was) for each in decisions) == len(events(out, "action")) >= 12
+
+    other = "serial"
+    log = (out / "events.jsonl").read_text().replace(f'"policy":"{policy}"', f'"policy":"{other}"')
+    assert POLICIES[other].name in log
+    (out / "events.jsonl").write_text(log)
+    assert not all(each.same for each in replayed(out)), "another policy decides otherwise"
+
+
+def test_what_has_no_decisions_says_so(tmp_path: Path) -> None:
+    with pytest.raises(JigsawError, match="not the folder of a run"):
+        list(replayed(tmp_path))
+    (tmp_path / "events.jsonl").write_text(json.dumps({"t": 1.0, "event": "start", "pipeline": "a"}) + "\n")
+    with pytest.raises(JigsawError, match="nothing to replay"):
+        list(replayed(tmp_path))
