@@ -117,9 +117,19 @@ class ProcessHandle:
 
 
 def actor_main(
-    pipe: Connection, config: RunConfig, base: Path, device: str, rank: int, world: int, meeting: str
+    pipe: Connection,
+    config: RunConfig,
+    base: Path,
+    device: str,
+    rank: int,
+    world: int,
+    meeting: str,
+    settle: Callable[[], None] = lambda: None,
 ) -> None:
-    """The process: builds its actor when told so, then does as it is told until the pipe closes."""
+    """The process: builds its actor when told so, then does as it is told until the pipe closes.
+
+    `settle` is called before each thing it does: whoever shares its device may want it elsewhere.
+    """
     from jigsawrl.pipeline.workers import set_up_torch
 
     die_with_parent()
@@ -139,7 +149,7 @@ def actor_main(
             return None
         return getattr(actor, method)(*args)
 
-    serve(pipe, perform, lambda: actor)
+    serve(pipe, perform, lambda: actor, settle)
     if actor is not None:
         actor.close()
     if dist.is_initialized():
@@ -157,7 +167,10 @@ def join_the_others(device: str, rank: int, world: int, meeting: str) -> None:
 
 
 def serve(
-    pipe: Connection, perform: Callable[[str, tuple[Any, ...]], Any], who: Callable[[], Actor | None]
+    pipe: Connection,
+    perform: Callable[[str, tuple[Any, ...]], Any],
+    who: Callable[[], Actor | None],
+    settle: Callable[[], None],
 ) -> None:
     """Messages first; while there are none, the engine generates."""
     while True:
@@ -167,6 +180,7 @@ def serve(
             while not busy or pipe.poll(0):
                 kind, what, args = receive(pipe)
                 if kind == "call":
+                    settle()
                     send(pipe, answer_to(perform, what, args))
                     break
                 assert actor is not None
@@ -174,6 +188,7 @@ def serve(
                 busy = True
             else:
                 assert actor is not None
+                settle()
                 if outputs := actor.engine.step():
                     send(pipe, ("outputs", outputs))
         except (EOFError, ConnectionResetError, BrokenPipeError):

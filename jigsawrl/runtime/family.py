@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jigsawrl.pipeline.base import base_folder
-from jigsawrl.runtime.cores import go_on, pin
+from jigsawrl.runtime.cores import go_on
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
+    from jigsawrl.runtime.shares import Shares, Units
 
 PRELOADED = ["jigsawrl.runtime.preload"]
 GRACE_S = 5.0
@@ -29,7 +30,7 @@ GRACE_S = 5.0
 class Family:
     """Started at once. `line` goes to the driver."""
 
-    def __init__(self, config: RunConfig, out: Path, resume: bool, store: Path, workers: int) -> None:
+    def __init__(self, config: RunConfig, out: Path, resume: bool, store: Path, shares: Shares) -> None:
         # Heavy modules belong into the children.
         from jigsawrl.runtime.start import start_actor, start_driver
 
@@ -38,17 +39,20 @@ class Family:
         with deaf_children():
             forkserver.ensure_running()
         self.name = config.name
+        self.shares = shares
+        workers = len(shares.workers)
         self.meeting = Path(tempfile.mkdtemp(prefix="jigsawrl-"))
         self.line, theirs = context.Pipe()
         pipes: list[Connection] = []
         self.actors: list[BaseProcess] = []
-        self.pinned: dict[int, tuple[int, ...]] = {}
+        self.held: dict[int, Units] = {}
         base = base_folder(config, out)
         for rank in range(workers):
             driver_end, actor_end = context.Pipe()
             pipes.append(driver_end)
             meeting = f"file://{self.meeting}/gang"
-            arguments = (actor_end, config, base, "cpu", rank, workers, meeting)
+            given = (shares.environment, self.note(rank))
+            arguments = (actor_end, config, base, shares.device(rank), rank, workers, meeting, *given)
             actor = context.Process(
                 target=start_actor, args=arguments, name=f"{self.name}/actor/{rank}", daemon=True
             )
@@ -74,11 +78,15 @@ class Family:
     def processes(self) -> list[BaseProcess]:
         return [self.driver, *self.actors]
 
-    def pin(self, engine: int, cores: tuple[int, ...]) -> None:
-        """Its actor to these cores."""
-        if self.pinned.get(engine) != cores:
-            self.pinned[engine] = cores
-            pin(self.pid(engine), cores)
+    def hold(self, engine: int, units: Units) -> None:
+        """Its actor to these units of its worker."""
+        if self.held.get(engine) != units:
+            self.held[engine] = units
+            self.shares.give(units, self.pid(engine), self.note(engine))
+
+    def note(self, engine: int) -> Path:
+        """Where its actor reads what it is held to."""
+        return self.meeting / f"share{engine}"
 
     def pid(self, engine: int) -> int:
         pid = self.actors[engine].pid

@@ -18,19 +18,18 @@ from jigsawrl.config.pipelines import Mix, checked_mix, is_profile_file, run_of
 from jigsawrl.config.runfolder import check_mix_folder
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
-from jigsawrl.graph.cpu import cpu_worker
 from jigsawrl.graph.fits import refuse_what_cannot_fit
 from jigsawrl.graph.hardware import Hardware
-from jigsawrl.graph.interference import CORES
+from jigsawrl.graph.interference import table_of
 from jigsawrl.graph.profile import Profile, Workload, load_profile, write_profile
 from jigsawrl.pipeline.base import base_folder
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.runtime.control import Control
-from jigsawrl.runtime.cores import split_cores
 from jigsawrl.runtime.learning import first_outlook
 from jigsawrl.runtime.member import Member
 from jigsawrl.runtime.mind import Mind
 from jigsawrl.runtime.scheduler import Scheduler, Work
+from jigsawrl.runtime.shares import Device, Shares, shares_here
 from jigsawrl.store import folders, locks
 from jigsawrl.telemetry.events import EventLog
 from jigsawrl.telemetry.runreport import write_report
@@ -72,47 +71,51 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
     `bases` is the folder of another run of theirs, whose tiny models are taken.
     """
     asked, mix = mix, with_submitted(mix, out) if resume else mix
-    configs = {name: own_config(mix, name) for name in mix.config.pipelines}
-    for config in configs.values():
-        check(config)
+    wanted = wanted_device(mix)
+    for name in mix.config.pipelines:
+        check(own_config(mix, name, wanted))
     if check_mix_folder(asked.config, out, resume):
         refuse_if_in_use(out)
-    cores = split_cores(mix.config.workers)
-    worker = cpu_worker(len(cores[0]), len(cores))
+    with shares_here(mix.config.workers, wanted) as shares:
+        return _run(asked, mix, out, resume, progress, bases, shares)
+
+
+def _run(
+    asked: Mix, mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path | None, shares: Shares
+) -> Outcome:
+    device, worker, count = kind_of(shares), shares.hardware(), len(shares.workers)
+    configs = {name: own_config(mix, name, device) for name in mix.config.pipelines}
     known = workloads_of(mix.config.profile)
     members = {
         name: member_of(mix, name, config, out, worker, known.get(name)) for name, config in configs.items()
     }
-    refuse_what_cannot_fit([member.outlook for member in members.values()], worker, len(cores))
+    refuse_what_cannot_fit([member.outlook for member in members.values()], worker, count)
     out.mkdir(parents=True, exist_ok=True)
     if bases is not None:
         take_bases(list(members.values()), bases)
     durable.replace(out / "config.yaml", text.dump(asked.config.model_dump(mode="json")).encode())
     policy = POLICIES[mix.config.policy]
-    progress.message(
-        f"{len(members)} pipelines on {len(cores)} workers under {policy.name}; "
-        f"a worker is {len(cores[0])} of this machine's cores, a share is a number of them"
-    )
+    progress.message(f"{len(members)} pipelines on {count} workers under {policy.name}; {shares.describe()}")
     folders.remove_abandoned()
-    store = folders.make(None, out / "store", store_budget(worker.host_bytes * len(cores)))
+    store = folders.make(None, out / "store", store_budget(worker.host_bytes * count))
     folders.read(store)  # as long as this process lives, the store is in use
     log = EventLog(out / "events.jsonl")
     log.emit(
         "resume" if resume else "start",
         policy=policy.name,
-        workers=len(cores),
+        workers=count,
         pipelines=list(members),
         hardware=asdict(worker),
     )
     control = Control(out)
 
     def admit(request: dict[str, Any]) -> Member:
-        member = submitted(mix, request, out, worker)
+        member = submitted(mix, request, out, worker, device)
         remember_submitted(out, request)
         return member
 
-    mind = Mind(policy, CORES, len(cores), worker.device_bytes)
-    scheduler = Scheduler(members, mind, cores, store, log, progress, resume, control, admit)
+    mind = Mind(policy, table_of(worker.name), count, worker.device_bytes)
+    scheduler = Scheduler(members, mind, shares, store, log, progress, resume, control, admit)
     try:
         scheduler.run()
     finally:
@@ -147,7 +150,21 @@ def store_budget(memory: float) -> int:
     return int(min(STORE_PART * memory, room))
 
 
-def own_config(mix: Mix, name: str) -> RunConfig:
+def wanted_device(mix: Mix) -> Device:
+    """Of all pipelines: they share their workers."""
+    wanted = {run.device for run in mix.runs.values()}
+    if {"cpu", "cuda"} <= wanted:
+        raise JigsawError(
+            "device: some pipelines ask for cpu and some for cuda; they share workers, so choose one"
+        )
+    return "cuda" if "cuda" in wanted else "cpu" if wanted == {"cpu"} else "auto"
+
+
+def kind_of(shares: Shares) -> Device:
+    return "cpu" if shares.device(0) == "cpu" else "cuda"
+
+
+def own_config(mix: Mix, name: str, device: Device) -> RunConfig:
     """A pipeline's run file, as one among others."""
     entry = mix.config.pipelines[name]
     if entry.run is None:
@@ -162,7 +179,7 @@ def own_config(mix: Mix, name: str) -> RunConfig:
         "workers": mix.config.workers,
         "threads": 1 if run.deterministic else max(1, cores // mix.config.workers),
         "steps": entry.steps or run.steps,
-        "device": "cpu",
+        "device": device,
     }
     return run.model_copy(update=changed)
 
@@ -205,14 +222,14 @@ def submitted_entries(out: Path) -> dict[str, dict[str, Any]]:
     return entries
 
 
-def submitted(mix: Mix, request: dict[str, Any], out: Path, worker: Hardware) -> Member:
+def submitted(mix: Mix, request: dict[str, Any], out: Path, worker: Hardware, device: Device) -> Member:
     """A pipeline that comes while others run; a JigsawError if it cannot be run."""
     name = request["name"]
     settings = {key: value for key, value in request["entry"].items() if value is not None}
     data = {**mix.config.model_dump(mode="json"), "pipelines": {name: settings}}
     config = checked_mix(data)
     more = Mix(config, {name: run_of(Path(config.pipelines[name].run or ""))})
-    own = own_config(more, name)
+    own = own_config(more, name, device)
     check(own)
     member = member_of(more, name, own, out, worker, None)
     refuse_what_cannot_fit([member.outlook], worker, config.workers)

@@ -12,7 +12,7 @@ from jigsawrl.config.runfile import read_run_file, validated
 from jigsawrl.config.runfolder import RESOLVED
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.hardware import Hardware
-from jigsawrl.graph.interference import CORES
+from jigsawrl.graph.interference import table_of
 from jigsawrl.graph.profile import Workload
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.runtime.launch import submitted_entries, workloads_of
@@ -74,7 +74,7 @@ class Again:
     def __post_init__(self) -> None:
         worker = Hardware(**self.start["hardware"])
         policy = POLICIES[self.start["policy"]]
-        self.mind = Mind(policy, CORES, self.start["workers"], worker.device_bytes)
+        self.mind = Mind(policy, table_of(worker.name), self.start["workers"], worker.device_bytes)
         known = workloads_of(checked_mix(read_run_file(self.run / RESOLVED)).profile)
         for name in self.start["pipelines"]:
             self.join(name, known.get(name))

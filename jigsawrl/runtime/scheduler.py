@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from jigsawrl.errors import JigsawError
 from jigsawrl.policies.state import Action, Migrate, Start, Wait
 from jigsawrl.runtime.control import Control
-from jigsawrl.runtime.cores import go_on, part_of, stop
+from jigsawrl.runtime.cores import go_on
 from jigsawrl.runtime.family import Family, how_it_ended
 from jigsawrl.runtime.member import RETRIES, Member
 from jigsawrl.runtime.messages import (
@@ -28,7 +28,6 @@ from jigsawrl.runtime.messages import (
     Ends,
     FromDriver,
     Gather,
-    Go,
     Logged,
     Made,
     Over,
@@ -37,6 +36,8 @@ from jigsawrl.runtime.messages import (
     ToDriver,
 )
 from jigsawrl.runtime.mind import Due, Gone, Held, Lost, Mind, News, written, written_action
+from jigsawrl.runtime.placing import go_for, place
+from jigsawrl.runtime.shares import Shares
 from jigsawrl.runtime.watch import Watch
 from jigsawrl.telemetry.events import EventLog, now
 
@@ -61,8 +62,7 @@ class Work:
 class Scheduler:
     members: dict[str, Member]
     mind: Mind
-    cores: list[tuple[int, ...]]
-    """Of each worker."""
+    shares: Shares
     store: Path
     log: EventLog
     progress: Progress
@@ -82,7 +82,7 @@ class Scheduler:
     """When all who come at the start were there."""
 
     def __post_init__(self) -> None:
-        self.watch = Watch(self.progress, len(self.cores))
+        self.watch = Watch(self.progress, len(self.shares.workers))
         self.selector.register(self.control, selectors.EVENT_READ, ("", "control"))
         for member in self.members.values():
             self.mind.join(member.name, member.outlook)
@@ -151,7 +151,7 @@ class Scheduler:
 
     def _start_family(self, member: Member, resume: bool) -> None:
         member.ends, member.asked, member.paused = None, None, set()
-        member.family = Family(member.config, member.out, resume, self.store, len(self.cores))
+        member.family = Family(member.config, member.out, resume, self.store, self.shares)
         self.selector.register(member.family.line, selectors.EVENT_READ, (member.name, "line"))
         for sentinel in member.family.sentinels:
             self.selector.register(sentinel, selectors.EVENT_READ, (member.name, "process"))
@@ -213,7 +213,7 @@ class Scheduler:
         self.progress.message("stopping: steps are finished and saved; press Ctrl-C again to stop at once")
         for member in self.members.values():
             if member.family is not None:
-                for engine in range(len(self.cores)):
+                for engine in range(len(self.shares.workers)):
                     go_on(member.family.pid(engine))
                 self._tell(member, Stop())
                 if member.held:  # a rollout that it has made is still trained on
@@ -329,7 +329,7 @@ class Scheduler:
                 self.work.seconds -= time.process_time()
             self._carry_out(self.mind.decide())
         elif any(member.paused for member in self.members.values()):
-            self._place()  # what stood still may be gone
+            place(self.mind.world, self.members, self.shares)  # what stood still may be gone
         for member in self.members.values():
             if member.asked is not None and self.mind.runs(member.name, *member.asked):
                 self._go(member)
@@ -350,7 +350,7 @@ class Scheduler:
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             self.log.keep("action", **written_action(action))
-        self._place()
+        place(self.mind.world, self.members, self.shares)
         for action in actions:
             match action:
                 case Start(name):
@@ -370,42 +370,7 @@ class Scheduler:
     def _go(self, member: Member) -> None:
         """What it asked for may run."""
         member.asked = None
-        world, family = self.mind.world, member.family
-        assert family is not None
-        lanes = [world.lanes.lanes[key] for key in world.pipelines[member.name].lanes]
-        engines = sorted({worker for lane in lanes for worker in lane.workers})
-        where = [0] * len(self.cores)
-        for lane in lanes:
-            for actor, worker in world.seats(lane).items():
-                where[actor] = worker
-        threads = [len(family.pinned.get(actor, self.cores[actor])) for actor in range(len(self.cores))]
-        self._tell(member, Go(tuple(engines), tuple(where), tuple(threads)))
-
-    def _place(self) -> None:
-        """Every lane's actors are where it is, on as many of the cores as its share is; those of paused ones stand
-        still, and nobody else does."""
-        world = self.mind.world
-        standing: dict[str, set[int]] = {}
-        for key, lane in world.lanes.lanes.items():
-            family = self.members[lane.pipeline].family
-            if family is None:
-                continue
-            for actor, worker in world.seats(lane).items():
-                cores = self.cores[worker]
-                before = [
-                    world.lanes.lanes[other].share for other in world.lanes.on_worker[worker] if other < key
-                ]
-                family.pin(actor, part_of(cores, lane.share, round(sum(before) * len(cores))))
-                if lane.paused:
-                    standing.setdefault(lane.pipeline, set()).add(actor)
-        for member in self.members.values():
-            still = standing.get(member.name, set())
-            if member.family is not None and member.paused != still:
-                for actor in still - member.paused:
-                    stop(member.family.pid(actor))
-                for actor in member.paused - still:
-                    go_on(member.family.pid(actor))
-                member.paused = still
+        self._tell(member, go_for(member, self.mind.world, self.shares))
 
 
 @contextmanager

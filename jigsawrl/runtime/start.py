@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,12 +23,27 @@ def start_driver(
 
 
 def start_actor(
-    pipe: Connection, config: RunConfig, base: Path, device: str, rank: int, world: int, meeting: str
+    pipe: Connection,
+    config: RunConfig,
+    base: Path,
+    device: str,
+    rank: int,
+    world: int,
+    meeting: str,
+    environment: Mapping[str, str] | None = None,
+    note: Path | None = None,
 ) -> None:
+    os.environ.update(environment or {})
     from jigsawrl.pipeline.actor_process import actor_main
+    from jigsawrl.runtime.shares import Follower
 
     show_as(f"actor{rank}:{config.name}")
-    actor_main(pipe, config, base, device, rank, world, meeting)
+    settle = Follower(note, rank) if note is not None and device.startswith("cuda") else nothing
+    actor_main(pipe, config, base, device, rank, world, meeting, settle)
+
+
+def nothing() -> None:
+    """A CPU's actors are pinned by others."""
 
 
 def show_as(name: str) -> None:

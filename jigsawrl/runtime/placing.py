@@ -1,0 +1,52 @@
+"""Puts actors where the scheduler's lanes are, on as much of a worker as their share is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jigsawrl.runtime.cores import go_on, stop
+from jigsawrl.runtime.member import Member
+from jigsawrl.runtime.messages import Go
+from jigsawrl.runtime.shares import Shares, Units
+from jigsawrl.runtime.world import World
+
+
+def place(world: World, members: Mapping[str, Member], shares: Shares) -> None:
+    """Actors of paused lanes stand still, and nobody else does."""
+    parts = [parts_of(world, worker, shares) for worker in world.workers]
+    standing: dict[str, set[int]] = {name: set() for name in members}
+    for key, lane in world.lanes.lanes.items():
+        family = members[lane.pipeline].family
+        if family is None:
+            continue
+        for actor, worker in world.seats(lane).items():
+            family.hold(actor, parts[worker][key])
+            if lane.paused:
+                standing[lane.pipeline].add(actor)
+    for member in members.values():
+        still = standing[member.name]
+        if member.family is not None and member.paused != still:
+            for actor in still - member.paused:
+                stop(member.family.pid(actor))
+            for actor in member.paused - still:
+                go_on(member.family.pid(actor))
+            member.paused = still
+
+
+def parts_of(world: World, worker: int, shares: Shares) -> dict[int, Units]:
+    """The units of each lane on a worker."""
+    keys = sorted(world.lanes.on_worker[worker])
+    units = shares.parts(worker, [world.lanes.lanes[key].share for key in keys])
+    return dict(zip(keys, units, strict=True))
+
+
+def go_for(member: Member, world: World, shares: Shares) -> Go:
+    """What the driver is told of the phase that may run now."""
+    assert member.family is not None
+    lanes = [world.lanes.lanes[key] for key in world.pipelines[member.name].lanes]
+    engines = sorted({worker for lane in lanes for worker in lane.workers})
+    seats = {actor: worker for lane in lanes for actor, worker in world.seats(lane).items()}
+    held = member.family.held
+    threads = [shares.threads(held.get(actor, units)) for actor, units in enumerate(shares.workers)]
+    where = [seats.get(actor, 0) for actor in world.workers]
+    return Go(tuple(engines), tuple(where), tuple(threads))

@@ -1,0 +1,346 @@
+"""What a worker is on this machine, and how those who share one are kept to their shares.
+
+    a machine with a GPU    a worker is a GPU; its units are groups of multiprocessors, held by green contexts (MPS)
+    any other               a worker is a set of cores; its units are those cores, held by pinning
+
+A share is a number of a worker's units in a row, chosen anew whenever the scheduler likes. It changes when work is
+done and never what comes of it, so where a machine cannot hold shares a run is slower and stays correct.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import multiprocessing
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from jigsawrl.errors import JigsawError
+from jigsawrl.graph.cpu import cpu_worker
+from jigsawrl.graph.hardware import HARDWARE, Hardware
+from jigsawrl.runtime.cores import part_of, pin, split_cores
+from jigsawrl.runtime.family import PRELOADED, deaf_children
+from jigsawrl.runtime.mps import Mps, NoMps
+
+if TYPE_CHECKING:
+    from jigsawrl.runtime.green import Parts
+
+Device = Literal["auto", "cpu", "cuda"]
+Units = tuple[int, ...]
+"""Of one worker, by their numbers."""
+WHOLE: Units = (0,)
+"""The only unit of a GPU that cannot be divided."""
+DEVICE_PART = 0.9
+"""Of a GPU's memory that pipelines may fill; the rest goes to contexts, workspaces, and gaps."""
+ROUNDING = 1e-9
+"""By so much the sum of shares that make up a worker may differ from 1."""
+PATIENCE_S = 120.0
+"""For a look at the GPUs: torch may have to be imported first."""
+
+
+class Shares(Protocol):
+    """A machine's workers, and the means to divide them."""
+
+    @property
+    def workers(self) -> Sequence[Units]:
+        """All units of each."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What an actor needs in its environment before it first uses its device."""
+
+    def device(self, worker: int) -> str:
+        """Of an actor on this worker, as torch names it."""
+
+    def parts(self, worker: int, shares: Sequence[float]) -> list[Units]:
+        """The units of each of those on a worker."""
+
+    def give(self, units: Units, pid: int, note: Path) -> None:
+        """An actor has these from now on. `note` is what it looks at, where nobody else can hold it to them."""
+
+    def threads(self, units: Units) -> int:
+        """Of an actor with these units."""
+
+    def hardware(self) -> Hardware:
+        """A worker in numbers, for plans."""
+
+    def describe(self) -> str:
+        """One sentence: what a worker is, what a share is, and what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Sets of cores; the kernel holds every process to those that it is given."""
+
+    workers: Sequence[Units]
+    environment: Mapping[str, str]
+    note: str = ""
+    """Why a GPU is not used, where somebody might wonder."""
+
+    def device(self, worker: int) -> str:
+        return "cpu"
+
+    def parts(self, worker: int, shares: Sequence[float]) -> list[Units]:
+        cores = self.workers[worker]
+        before = [0.0, *accumulate(shares)]
+        return [
+            part_of(cores, share, round(start * len(cores)))
+            for share, start in zip(shares, before, strict=False)
+        ]
+
+    def give(self, units: Units, pid: int, note: Path) -> None:
+        pin(pid, units)
+
+    def threads(self, units: Units) -> int:
+        return len(units)
+
+    def hardware(self) -> Hardware:
+        return cpu_worker(len(self.workers[0]), len(self.workers))
+
+    def describe(self) -> str:
+        size = len(self.workers[0])
+        said = f"a worker is {size} of this machine's cores, a share is a number of them"
+        return f"{said} ({self.note})" if self.note else said
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One, as it was found."""
+
+    name: str
+    sms: int
+    memory: int
+    """Bytes."""
+    units: int = 1
+    """That it can be divided into."""
+    ratio: float = 1.0
+    """Times as long on a quarter of them as on all, measured."""
+    undivided: str = ""
+    """Why it cannot be divided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """Whole GPUs; an actor looks at its note before each thing it does, and works on the units written there."""
+
+    found: Sequence[Gpu]
+    environment: Mapping[str, str]
+    without_mps: str = ""
+    """Why MPS is not used."""
+
+    @property
+    def workers(self) -> Sequence[Units]:
+        """Without MPS processes take turns, and whoever kept to a part would leave the rest idle in his turn."""
+        return [WHOLE if self.without_mps else tuple(range(gpu.units)) for gpu in self.found]
+
+    def device(self, worker: int) -> str:
+        return f"cuda:{worker}"
+
+    def parts(self, worker: int, shares: Sequence[float]) -> list[Units]:
+        return divided(self.workers[worker], shares)
+
+    def give(self, units: Units, pid: int, note: Path) -> None:
+        write_note(note, () if units in self.workers else units)
+
+    def threads(self, units: Units) -> int:
+        return 1
+
+    def hardware(self) -> Hardware:
+        """That of its name, or of the most alike; memory is this machine's."""
+        gpu = self.found[0]
+        named = [each for name, each in HARDWARE.items() if name in gpu.name.lower()]
+        known = max(named, key=lambda each: len(each.name), default=HARDWARE["a100"])
+        host = cpu_worker(1, len(self.found)).host_bytes
+        return replace(known, device_bytes=DEVICE_PART * gpu.memory, host_bytes=host)
+
+    def describe(self) -> str:
+        gpu = self.found[0]
+        which = "GPU 0" if len(self.found) == 1 else f"one of {len(self.found)} GPUs"
+        said = f"a worker is {which} ({gpu.name}, {gpu.sms} SMs); "
+        if self.without_mps:
+            return f"{said}shares are not held, and those on it take turns (no MPS: {self.without_mps})"
+        if gpu.undivided:
+            return f"{said}shares are not held, and those on it mix as they come, under MPS ({gpu.undivided})"
+        return (
+            f"{said}a share is a green context, in steps of {gpu.sms // gpu.units} SMs, under MPS "
+            f"(checked: a quarter takes {gpu.ratio:.1f} times as long as all)"
+        )
+
+
+def divided(units: Units, shares: Sequence[float]) -> list[Units]:
+    """Runs of units, each at least one. Those of shares that sum to at most 1 have no unit in common.
+
+    The smallest come first, so that the same shares get the same units whoever came when: a CUDA graph belongs to the
+    units on which it was captured. Shares that sum to more, or are more than the units, overlap: not all of them are
+    at work at the same time.
+    """
+    count, many = len(units), len(shares)
+    order = sorted(range(many), key=lambda which: shares[which])
+    ends = list(accumulate(shares[which] for which in order))
+    parts: dict[int, Units] = {}
+    if sum(shares) > 1 + ROUNDING or many > count:
+        for which, end in zip(order, ends, strict=True):
+            parts[which] = part_of(units, shares[which], round((end - shares[which]) * count))
+    else:
+        start = 0
+        for place, (which, end) in enumerate(zip(order, ends, strict=True), start=1):
+            cut = min(max(start + 1, round(end * count)), count - (many - place))
+            parts[which], start = units[start:cut], cut
+    return [parts[which] for which in range(many)]
+
+
+@contextmanager
+def shares_here(workers: int, device: Device) -> Iterator[Shares]:
+    """Those of this machine. What is started for them ends with this."""
+    if device == "cpu" or (device == "auto" and not has_gpu_driver()):
+        yield Cores(split_cores(workers), {})
+        return
+    with ExitStack() as ending:
+        try:
+            gpus = _gpus(workers, ending)
+        except NoGpu as error:
+            if device == "cuda":
+                raise JigsawError(
+                    f"device: cuda is asked for, but {error}; set device: cpu or auto"
+                ) from None
+            yield Cores(split_cores(workers), {}, f"no GPU is used: {error}")
+            return
+        yield gpus
+
+
+class NoGpu(Exception):
+    """None that torch can use; the reason, in one line."""
+
+
+def has_gpu_driver() -> bool:
+    """Whether there may be a GPU; cheap, and without touching one."""
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1")
+        return True
+    return False
+
+
+def _gpus(workers: int, ending: ExitStack) -> Gpus:
+    """Looked at as an actor would see them, and under MPS if that goes."""
+    try:
+        mps = Mps()
+        ending.callback(mps.close)
+        found = look(mps.environment)
+        if not mps.servers():
+            raise NoMps("nobody became its client")
+    except (NoMps, NoGpu) as error:
+        ending.close()
+        return Gpus(_enough(look({}), workers), {}, str(error))
+    return Gpus(_enough(found, workers), mps.environment)
+
+
+def _enough(found: Sequence[Gpu], workers: int) -> Sequence[Gpu]:
+    if len(found) < workers:
+        raise JigsawError(
+            f"workers: {workers} are asked for, and there are {len(found)} GPUs; set workers to at most that"
+        )
+    return found[:workers]
+
+
+def look(environment: Mapping[str, str]) -> list[Gpu]:
+    """The GPUs, seen by a process with this environment: this one never touches them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with deaf_children():
+        forkserver.ensure_running()
+    ours, theirs = context.Pipe(duplex=False)
+    looking = context.Process(target=looks, args=(theirs, dict(environment)), name="looks", daemon=True)
+    looking.start()
+    theirs.close()
+    try:
+        answer: list[Gpu] | str = ours.recv() if ours.poll(PATIENCE_S) else "it does not answer"
+    except EOFError:
+        answer = "whoever looked at it died"
+    finally:
+        looking.kill()
+        looking.join()
+        ours.close()
+    if isinstance(answer, str):
+        raise NoGpu(answer)
+    return answer
+
+
+def looks(pipe: Connection, environment: Mapping[str, str]) -> None:
+    """The process that does."""
+    os.environ.update(environment)
+    import torch
+
+    if not torch.cuda.is_available():
+        pipe.send("torch sees no GPU")
+        return
+    try:
+        found = [_seen(device) for device in range(torch.cuda.device_count())]
+    except RuntimeError as error:
+        pipe.send(str(error).splitlines()[0])
+        return
+    pipe.send(found)
+
+
+def _seen(device: int) -> Gpu:
+    import torch
+
+    from jigsawrl.runtime.green import CLEARLY, NoParts, Parts, quarter_ratio
+
+    about = torch.cuda.get_device_properties(device)
+    gpu = (about.name, about.multi_processor_count, about.total_memory)
+    try:
+        parts = Parts(device)
+        ratio = quarter_ratio(parts)
+    except NoParts as error:
+        return Gpu(*gpu, undivided=str(error))
+    if ratio < CLEARLY:
+        return Gpu(*gpu, ratio=ratio, undivided=f"a quarter is as good as all: {ratio:.2f} times the time")
+    return Gpu(*gpu, units=parts.units, ratio=ratio)
+
+
+NOTE = struct.Struct("=II")
+"""The first unit, and how many; zeros: all."""
+
+
+def write_note(note: Path, units: Units) -> None:
+    """No units stand for all."""
+    file = os.open(note, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        os.pwrite(file, NOTE.pack(units[0], len(units)) if units else bytes(NOTE.size), 0)
+    finally:
+        os.close(file)
+
+
+class Follower:
+    """An actor's side: keeps what it does on the units that its note names, from the next thing on."""
+
+    def __init__(self, note: Path, device: int) -> None:
+        file = os.open(note, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(file, NOTE.size)
+            self.page = mmap.mmap(file, NOTE.size, access=mmap.ACCESS_READ)
+        finally:
+            os.close(file)
+        self.device = device
+        self.at = bytes(NOTE.size)
+        self.parts: Parts | None = None
+
+    def __call__(self) -> None:
+        """Before each call and each step of an engine: costs a look at eight bytes where nothing has changed."""
+        if (written := self.page[:]) == self.at:
+            return
+        if self.parts is None:
+            from jigsawrl.runtime.green import Parts
+
+            self.parts = Parts(self.device)
+        first, count = NOTE.unpack(written)
+        self.parts.move_to(range(first, first + count) if count else range(self.parts.units))
+        self.at = written

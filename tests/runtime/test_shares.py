@@ -1,0 +1,381 @@
+"""What a share is on this machine, who holds it, and what a run does where nobody can."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jigsawrl.errors import JigsawError
+from jigsawrl.runtime import shares as shares_module
+from jigsawrl.runtime.mps import CONTROL, Mps, NoMps
+from jigsawrl.runtime.shares import (
+    Cores,
+    Follower,
+    Gpu,
+    Gpus,
+    NoGpu,
+    Shares,
+    divided,
+    shares_here,
+    write_note,
+)
+
+SIXTEEN = tuple(range(16))
+H200 = Gpu("NVIDIA H200", sms=132, memory=139 << 30, units=16, ratio=3.9)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+# What a share comes to
+
+
+@st.composite
+def shares_of_one_worker(draw: st.DrawFn) -> list[float]:
+    """Up to sixteen that sum to at most 1, some of them tiny."""
+    weights = draw(st.lists(st.floats(0.001, 1.0), min_size=1, max_size=16))
+    total = sum(weights) * draw(st.floats(1.0, 2.0))
+    return [weight / total for weight in weights]
+
+
+@given(shares_of_one_worker())
+def test_parts_of_one_gpu_never_overlap_and_sum_to_at_most_all(shares):
+    parts = divided(SIXTEEN, shares)
+    used = [unit for part in parts for unit in part]
+    assert len(used) == len(set(used))
+    assert set(used) <= set(SIXTEEN)
+    for part in parts:
+        assert part
+        assert all(b == a + 1 for a, b in pairwise(part))
+
+
+@given(st.integers(1, 15))
+def test_two_processes_that_make_the_same_split_get_the_two_halves_of_it(level):
+    first, second = divided(SIXTEEN, [level / 16, 1 - level / 16])
+    assert len(first) == level
+    assert sorted(first + second) == list(SIXTEEN)
+
+
+def test_the_same_shares_are_the_same_units_whoever_came_first():
+    few, many = divided(SIXTEEN, [0.25, 0.75])
+    assert (few, many) == (SIXTEEN[:4], SIXTEEN[4:])
+    assert divided(SIXTEEN, [0.75, 0.25]) == [many, few]
+
+
+@given(shares_of_one_worker())
+def test_a_share_is_met_to_within_a_step_unless_it_or_another_is_less_than_one(shares):
+    for part, share in zip(divided(SIXTEEN, shares), shares, strict=True):
+        if min(shares) >= 1 / 16:
+            assert abs(len(part) - 16 * share) <= 1
+
+
+def test_shares_of_more_than_a_whole_worker_overlap_as_little_as_they_must():
+    assert divided(SIXTEEN, [0.5, 1.0]) == [SIXTEEN[:8], SIXTEEN]  # the first one waits for its tools
+    assert divided((0,), [0.5, 0.25, 0.25]) == [(0,)] * 3
+
+
+def test_a_worker_with_nobody_on_it_is_not_divided():
+    assert divided(SIXTEEN, []) == Cores([(0, 1)], {}).parts(0, []) == []
+
+
+def test_on_a_cpu_those_on_a_worker_get_cores_of_their_own_while_there_are_enough():
+    cores = Cores([(0, 1, 2, 3), (4,)], {})
+    assert cores.parts(0, [0.5, 0.25, 0.25]) == [(0, 1), (2,), (3,)]
+    assert cores.parts(1, [0.5, 0.5]) == [(4,), (4,)]
+    assert (cores.device(1), cores.threads((0, 1))) == ("cpu", 2)
+
+
+# What a run says of it
+
+
+@pytest.mark.parametrize(
+    ("shares", "sentence"),
+    [
+        (
+            Cores([(0,), (1,)], {}),
+            "a worker is 1 of this machine's cores, a share is a number of them",
+        ),
+        (
+            Gpus([H200], {}),
+            "a worker is GPU 0 (NVIDIA H200, 132 SMs); a share is a green context, in steps of 8 SMs, under MPS "
+            "(checked: a quarter takes 3.9 times as long as all)",
+        ),
+        (
+            Gpus([H200, H200], {}, without_mps=f"{CONTROL} is not installed"),
+            "a worker is one of 2 GPUs (NVIDIA H200, 132 SMs); shares are not held, and those on it take turns "
+            f"(no MPS: {CONTROL} is not installed)",
+        ),
+        (
+            Gpus([Gpu("Old", 40, 8 << 30, undivided="the package cuda-bindings is not installed")], {}),
+            "a worker is GPU 0 (Old, 40 SMs); shares are not held, and those on it mix as they come, under MPS "
+            "(the package cuda-bindings is not installed)",
+        ),
+    ],
+)
+def test_a_run_says_in_one_sentence_what_a_share_is(shares: Shares, sentence):
+    assert shares.describe() == sentence
+
+
+def test_without_mps_everybody_has_the_whole_gpu_in_his_turn():
+    gpus = Gpus([H200], {}, without_mps="none here")
+    assert gpus.parts(0, [0.25, 0.75]) == [(0,), (0,)]
+
+
+@pytest.mark.parametrize(
+    ("called", "known"),
+    [("NVIDIA H200", "h200"), ("NVIDIA H20", "h20"), ("NVIDIA H100 80GB HBM3", "h100"), ("Other", "a100")],
+)
+def test_a_gpu_is_planned_with_by_its_name_and_its_own_memory(called, known):
+    worker = Gpus([Gpu(called, sms=132, memory=100 << 30)], {}).hardware()
+    assert (worker.name, worker.device_bytes) == (known, 0.9 * (100 << 30))
+
+
+def test_a_machine_without_a_gpu_shares_its_cores(monkeypatch):
+    monkeypatch.setattr(shares_module, "has_gpu_driver", lambda: False)
+    with shares_here(1, "auto") as shares:
+        assert isinstance(shares, Cores)
+        assert shares.workers == [tuple(sorted(os.sched_getaffinity(0)))]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_torch_cannot_use_is_told_of_or_refused_if_it_was_asked_for(monkeypatch):
+    monkeypatch.setattr(shares_module, "has_gpu_driver", lambda: True)
+    with shares_here(1, "auto") as shares:
+        assert shares.describe().endswith("a share is a number of them (no GPU is used: torch sees no GPU)")
+    with pytest.raises(JigsawError, match="device: cuda is asked for, but torch sees no GPU"):
+        shares_here(1, "cuda").__enter__()
+
+
+# How an actor learns of it
+
+
+class Moves:
+    """Where an actor's work was moved to."""
+
+    units = 16
+
+    def __init__(self) -> None:
+        self.log: list[tuple[int, ...]] = []
+
+    def move_to(self, units: range) -> None:
+        self.log.append(tuple(units))
+
+
+def test_an_actor_follows_its_note_and_only_moves_when_that_changes(tmp_path):
+    gpus, note = Gpus([H200], {}), tmp_path / "share"
+    follow = Follower(note, 0)
+    moves = Moves()
+    follow.parts = moves  # type: ignore[assignment]
+    for part in (SIXTEEN, (0, 1), (0, 1), (4, 5, 6), SIXTEEN):
+        gpus.give(part, 0, note)
+        follow()
+    assert moves.log == [(0, 1), (4, 5, 6), SIXTEEN]
+
+
+def test_a_note_that_was_written_before_the_actor_came_is_followed(tmp_path):
+    write_note(tmp_path / "share", (3, 4))
+    follow = Follower(tmp_path / "share", 0)
+    moves = Moves()
+    follow.parts = moves  # type: ignore[assignment]
+    follow()
+    assert moves.log == [(3, 4)]
+
+
+# The daemon
+
+PLAYED = """#!/bin/sh
+orders="$CUDA_MPS_PIPE_DIRECTORY/orders"
+if [ "$1" = -f ]; then
+    mkfifo "$orders"
+    while read -r order <"$orders"; do [ "$order" = quit ] && exit; done
+fi
+read -r order _
+[ -p "$orders" ] || exit 1
+if [ "$order" = quit ]; then echo quit >"$orders"; else echo 4711; fi
+"""
+"""As much of the real one as is used here."""
+
+
+@pytest.fixture
+def control(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A control program that plays the real one; the folder for what it writes."""
+    program = tmp_path / "bin" / CONTROL
+    program.parent.mkdir()
+    program.write_text(PLAYED)
+    program.chmod(0o755)
+    written = tmp_path / "written"
+    written.mkdir()
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr("tempfile.tempdir", str(written))
+    yield written
+    assert list(written.iterdir()) == []
+
+
+def test_a_daemon_answers_when_it_is_started_and_leaves_nothing(control):
+    mps = Mps()
+    try:
+        assert mps.servers() == [4711]
+        assert all(Path(folder).is_dir() for folder in mps.environment.values())
+        assert control in mps.folder.parents
+    finally:
+        mps.close()
+    assert mps.keeper.returncode == 0
+    mps.close()  # once more does no harm
+
+
+def test_a_daemon_ends_with_whoever_started_it_however_that_was(control):
+    code = (
+        "import tempfile; from jigsawrl.runtime.mps import Mps; "
+        f"tempfile.tempdir = {str(control)!r}; print(Mps().keeper.pid, flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        keeper = os.pidfd_open(int(parent.stdout.readline()))
+        parent.send_signal(signal.SIGKILL)
+    assert select.select([keeper], [], [], 20)[0], "it goes on"
+    os.close(keeper)
+
+
+def test_without_the_program_there_is_no_daemon(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NoMps, match=f"{CONTROL} is not installed"):
+        Mps()
+
+
+def test_a_daemon_that_does_not_come_up_is_given_up_with_its_last_words(control, monkeypatch):
+    monkeypatch.setattr("jigsawrl.runtime.mps.PATIENCE_S", 0.3)
+    (control.parent / "bin" / CONTROL).write_text("#!/bin/sh\necho no permission\nexit 1\n")
+    with pytest.raises(NoMps, match=f"{CONTROL} does not answer: no permission"):
+        Mps()
+
+
+# What is chosen where there is a GPU; what a look at it finds is played
+
+
+@pytest.fixture
+def an_h200(monkeypatch) -> None:
+    monkeypatch.setattr(shares_module, "look", lambda environment: [H200])
+
+
+def test_a_gpu_is_divided_under_a_daemon_that_ends_with_the_run(control, an_h200):
+    with shares_here(1, "cuda") as shares:
+        assert "in steps of 8 SMs, under MPS" in shares.describe()
+        assert Path(shares.environment["CUDA_MPS_PIPE_DIRECTORY"]).is_dir()
+        assert shares.parts(0, [0.25, 0.75]) == [SIXTEEN[:4], SIXTEEN[4:]]
+    assert list(control.iterdir()) == []
+
+
+def test_without_the_daemon_those_on_a_gpu_take_turns(an_h200, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with shares_here(1, "cuda") as shares:
+        assert shares.describe().endswith(f"take turns (no MPS: {CONTROL} is not installed)")
+        assert shares.environment == {}
+
+
+def test_a_gpu_that_fails_under_mps_is_used_without_it(control, monkeypatch):
+    def look(environment: dict[str, str]) -> list[Gpu]:
+        if environment:
+            raise NoGpu("CUDA error: the MPS server is not ready")
+        return [H200]
+
+    monkeypatch.setattr(shares_module, "look", look)
+    with shares_here(1, "cuda") as shares:
+        assert shares.describe().endswith("take turns (no MPS: CUDA error: the MPS server is not ready)")
+        assert list(control.iterdir()) == []  # the daemon is gone already
+
+
+def test_more_workers_than_gpus_are_refused(control, an_h200):
+    with pytest.raises(JigsawError, match="workers: 2 are asked for, and there are 1 GPUs"):
+        shares_here(2, "cuda").__enter__()
+
+
+# On a GPU
+
+
+@needs_gpu
+def test_complementary_parts_are_all_of_a_gpu():
+    from jigsawrl.runtime.green import Parts
+
+    parts = Parts(0)
+    whole = tuple(range(parts.units))
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    assert parts.sms(whole) == sms
+    for level in range(1, parts.units):
+        first, second = divided(whole, [level / parts.units, 1 - level / parts.units])
+        assert parts.sms(first) + parts.sms(second) == sms
+
+
+@needs_gpu
+def test_a_quarter_of_a_gpu_is_clearly_slower_than_all_of_it():
+    from jigsawrl.runtime.green import CLEARLY, Parts, quarter_ratio
+
+    assert quarter_ratio(Parts(0)) > CLEARLY
+
+
+@needs_gpu
+def test_work_on_a_part_comes_after_what_was_before_and_before_what_follows():
+    from jigsawrl.runtime.green import Parts
+
+    parts = Parts(0)
+    factor = torch.randn(2048, 2048, device="cuda") / 2048**0.5
+    expected = torch.linalg.matrix_power(factor, 64)
+    for some in (((0,), (8, 9), (0,)), ((5, 6), (5,), (15,))):
+        product = factor
+        for part in some:
+            product = product @ product
+            with parts.on(part):
+                product = product @ product
+        torch.testing.assert_close(product, expected, rtol=1e-2, atol=1e-3)
+
+
+@needs_gpu
+def test_an_engine_on_a_part_generates_what_it_generates_on_the_whole_gpu(tmp_path):
+    from small_models import LetterTokenizer, random_model
+
+    from jigsawrl.engine.engine import Engine
+    from jigsawrl.engine.types import Request, SampleKey, SamplingParams
+
+    def generated(follow: Follower | None) -> list[tuple[list[int], list[float]]]:
+        model = random_model().to("cuda")
+        options = {"num_blocks": 200, "block_size": 4, "max_num_seqs": 16, "max_num_batched_tokens": 64}
+        engine = Engine(model, LetterTokenizer(), deterministic=True, **options)
+        keys = [SampleKey(seed=7, pipeline="p", step=0, prompt=0, sample=sample) for sample in range(8)]
+        engine.add_request(Request("r", list(range(1, 22)), SamplingParams(max_tokens=40), keys))
+        found = []
+        for step in range(1000):
+            if not engine.has_unfinished():
+                break
+            if follow is not None:
+                write_note(tmp_path / "share", ((), (0, 1), (2, 3, 4))[step // 4 % 3])
+                follow()
+            found += engine.step()
+        return sorted((list(o.generated.token_ids), list(o.generated.logprobs)) for o in found)
+
+    follow = Follower(tmp_path / "share", 0)
+    moved = generated(follow)
+    assert len(moved) == 8
+    write_note(tmp_path / "share", ())
+    follow()
+    assert moved == generated(None)
+
+
+@needs_gpu
+def test_a_machine_with_a_gpu_holds_shares_on_it_and_leaves_no_daemon():
+    with shares_here(1, "cuda") as shares:
+        assert isinstance(shares, Gpus)
+        folder = Path(shares.environment["CUDA_MPS_PIPE_DIRECTORY"]).parent
+        assert folder.is_dir()
+        assert len(shares.workers[0]) > 1
+        assert "a share is a green context, in steps of" in shares.describe()
+    assert not folder.exists()
