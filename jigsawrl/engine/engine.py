@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,7 +17,11 @@ from jigsawrl.engine.sequence import Sequence, sequences_of
 from jigsawrl.engine.types import Pass, Request, SampleKey, SampleOutput, Tokenizer
 from jigsawrl.model.folder import fill_buffers, load_weights
 from jigsawrl.model.transformer import Transformer
+from jigsawrl.store.memory import is_released, reclaim, release
 from jigsawrl.telemetry.events import now
+
+if TYPE_CHECKING:
+    from jigsawrl.engine.cuda.decoder import Decoder
 
 
 class Engine:
@@ -47,8 +52,10 @@ class Engine:
         self.on_pass = on_pass
         self.arrivals = 0
         self.home = model.device
+        self.nudged = False
 
     def add_request(self, request: Request) -> None:
+        self._check_awake()
         room = min(self.blocks.num_blocks * self.blocks.block_size, self.model.spec.max_positions)
         first, *others = sequences_of(request, self.tokenizer, room, self.arrivals)
         self.arrivals += 1 + len(others)
@@ -59,13 +66,31 @@ class Engine:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     def step(self) -> list[SampleOutput]:
-        """One pass: every running sequence gets a token, or a piece of its prompt is run."""
-        if self.runner.cache is None:
-            raise RuntimeError("the engine sleeps: wake_up first")
-        started = now()
+        """One pass: every running sequence gets a token, or a piece of its prompt is run.
+
+        With kernels for decoding, sequences that only decode get a few tokens in one go.
+        """
+        self._check_awake()
         batch = self.scheduler.schedule()
-        if not batch:
-            return []
+        finished: list[Sequence] = []
+        if self.runner.decoder is not None:
+            decoding = [item.sequence for item in batch if item.decodes]
+            batch = [item for item in batch if not item.decodes]
+            if decoding:
+                finished += self._burst(self.runner.decoder, decoding, alone=not batch)
+        if batch:
+            finished += self._pass(batch)
+        self.nudged = False
+        return [sequence.output() for sequence in finished]
+
+    def _burst(self, decoder: Decoder, decoding: list[Sequence], alone: bool) -> list[Sequence]:
+        from jigsawrl.engine.cuda.burst import LONGEST, Burst
+
+        burst = Burst(decoder, self.scheduler, self.tokenizer.eos_token_ids, self.version, self.on_pass)
+        return burst.run(decoding, LONGEST if alone else 1, hurried=lambda: self.nudged)
+
+    def _pass(self, batch: list[Scheduled]) -> list[Sequence]:
+        started = now()
         due = [item.sequence for item in batch if item.tokens == item.sequence.pending]
         decoding = sum(item.tokens == 1 and item.sequence.computed > 0 for item in batch)
         logits = self.runner.run(batch)
@@ -74,10 +99,15 @@ class Engine:
         if self.on_pass is not None:
             tokens = sum(item.tokens for item in batch)
             self.on_pass(Pass(started, now(), tokens - decoding, decoding))
-        return [sequence.output() for sequence in finished]
+        return finished
+
+    def _check_awake(self) -> None:
+        if self.runner.cache is None:
+            raise RuntimeError("the engine sleeps: wake_up first")
 
     def nudge(self) -> None:
-        """A step never waits for anything."""
+        """Ends a burst of decode steps soon; a pass never waits for anything."""
+        self.nudged = True
 
     def _advance(self, batch: list[Scheduled]) -> None:
         for item in batch:
@@ -169,14 +199,17 @@ class Engine:
         self.version = weight_version
 
     def sleep(self, level: int = 1) -> None:
-        """Gives the cache back; level 1 keeps the weights in host memory, level 2 drops them for new ones to come."""
+        """Gives the cache back; level 1 keeps the weights in host memory, level 2 drops them for new ones to come.
+
+        The model's parameters stay the same objects, so whoever shares them still does.
+        """
         self._preempt_all()
         self.blocks.forget_all()
-        self.runner.cache = None
+        self.runner.release()
         if level == 1:
             self.model.to("cpu")
         elif level == 2:
-            self.model.to("meta")
+            release(self._weights())
         else:
             raise ValueError(f"sleep level {level}: 1 or 2")
 
@@ -184,13 +217,16 @@ class Engine:
         """Undoes `sleep` for "weights", "kv_cache" or, by default, both."""
         tags = ("weights", "kv_cache") if tags is None else tags
         if "weights" in tags:
-            if self.model.device.type == "meta":
-                self.model.to_empty(device=self.home)
+            if is_released(self.model.embed_tokens):
+                reclaim(self._weights())
                 fill_buffers(self.model)
             else:
                 self.model.to(self.home)
         if "kv_cache" in tags and self.runner.cache is None:
             self.runner.allocate()
+
+    def _weights(self) -> list[torch.Tensor]:
+        return [*self.model.parameters(), *self.model.buffers()]
 
     def _preempt_all(self) -> None:
         for sequence in list(self.scheduler.running):
@@ -199,4 +235,4 @@ class Engine:
     def close(self) -> None:
         """Drops every sequence and the cache."""
         self.abort()
-        self.runner.cache = None
+        self.runner.release()

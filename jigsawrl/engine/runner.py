@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,9 @@ from jigsawrl.engine.attention import (
 )
 from jigsawrl.engine.scheduler import Scheduled
 from jigsawrl.model.transformer import Transformer
+
+if TYPE_CHECKING:
+    from jigsawrl.engine.cuda.decoder import Decoder
 
 TILE = 32
 """Rows of every matrix product in deterministic mode: one shape, so one order of summation."""
@@ -40,6 +45,8 @@ class Runner:
         self.table_lengths = [0] * max_num_seqs
         self.table_sources: list[list[int] | None] = [None] * max_num_seqs
         self.cache: KVCache | None = None
+        self.decoder: Decoder | None = None
+        """Where there are kernels for decoding this model."""
         self.allocate()
 
     def allocate(self) -> None:
@@ -47,6 +54,17 @@ class Runner:
         self.cache = KVCache(
             self.model.spec, self.num_blocks + 1, self.block_size, self.model.dtype, self.model.device
         )
+        if self.model.device.type == "cuda" and not self.deterministic:
+            from jigsawrl.engine.cuda.decoder import Decoder
+            from jigsawrl.engine.cuda.step import supported
+
+            self.decoder = (
+                Decoder(self.model, self.cache, len(self.tables)) if supported(self.model) else None
+            )
+
+    def release(self) -> None:
+        """Gives the cache back, and the graphs that were captured over it."""
+        self.cache = self.decoder = None
 
     @torch.inference_mode()
     def run(self, batch: list[Scheduled]) -> Tensor:

@@ -25,6 +25,12 @@ class Scheduled:
     sequence: Sequence
     tokens: int
 
+    @property
+    def decodes(self) -> bool:
+        """Whether this is a sample's next token and nothing else: no prompt, and nobody who shares its logits."""
+        sequence = self.sequence
+        return sequence.pending == 1 and sequence.computed > 0 and not sequence.forks
+
 
 class Scheduler:
     def __init__(self, blocks: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:

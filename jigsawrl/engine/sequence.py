@@ -20,7 +20,8 @@ from jigsawrl.engine.types import (
 class Sequence:
     """Tokens of one sample and how many of them the cache holds.
 
-    Always: computed <= len(tokens); blocks hold at least `computed` tokens and waste less than one block.
+    Always: computed <= len(tokens); blocks hold at least `computed` tokens and waste less than one block, or what a
+    burst of decode steps on a GPU was given and did not need.
     A sequence that lost its blocks (preempted) has computed = 0 and simply runs its tokens again.
     """
 

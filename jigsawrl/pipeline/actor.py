@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from jigsawrl.engine.types import Pass, RolloutBackend, SampleOutput
 from jigsawrl.errors import JigsawError
@@ -20,7 +21,9 @@ from jigsawrl.model.folder import export_adapter, export_model, load_adapter, lo
 from jigsawrl.model.lora import add_lora, without_lora
 from jigsawrl.model.tokenizer import load_tokenizer
 from jigsawrl.model.transformer import Transformer
+from jigsawrl.pipeline import kept
 from jigsawrl.pipeline.losses import LossInputs, LossSettings, policy_loss, value_loss
+from jigsawrl.pipeline.residency import Residency, Swapped
 from jigsawrl.store.store import Store
 from jigsawrl.telemetry.events import PassRecorder, PassSpan, Substage
 from jigsawrl.trainer.batch import Batch
@@ -34,6 +37,21 @@ if TYPE_CHECKING:
 
 TAIL_FRACTION = 1 / 8
 """Below this part of a rollout's largest batch the few sequences left are its tail."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def awake(method: Callable[Concatenate[Actor, P], R]) -> Callable[Concatenate[Actor, P], R]:
+    """For what needs the actor's state."""
+
+    @wraps(method)
+    def checked(actor: Actor, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if actor.asleep:
+            raise RuntimeError(f"the actor sleeps: wake_up first, then {method.__name__}")
+        return method(actor, *args, **kwargs)
+
+    return checked
 
 
 class Actor:
@@ -57,6 +75,8 @@ class Actor:
         self.recorder = PassRecorder(self.spans.append)
         self.most_decoding = 0
         self.engine, self.room = self._engine()
+        self.residency = self._residency()
+        self.asleep = False
 
     # What is set up once
 
@@ -113,6 +133,15 @@ class Actor:
         )
         return own, min(spec.max_positions, blocks * rollout.block_size)
 
+    def _residency(self) -> Residency:
+        modules: dict[str, nn.Module] = {"policy": self.model}
+        optimizers = {"policy": self.trainer.optimizer}
+        if self.critic is not None and self.critic_trainer is not None:
+            modules["critic"], optimizers["critic"] = self.critic, self.critic_trainer.optimizer
+        if self.reference is not None:
+            modules["reference"] = self.reference
+        return Residency(modules, optimizers, self.device, first=self.worker == 0)
+
     # Rollout
 
     def longest_sequence(self) -> int:
@@ -150,9 +179,11 @@ class Actor:
 
     # Log-probs and values of a batch
 
+    @awake
     def logprobs(self, batch: Batch) -> Tensor:
         return self._evaluate(self.model, batch, policy_logprobs(self.model, self._temperature))
 
+    @awake
     def reference_logprobs(self, batch: Batch) -> Tensor:
         if self.reference is not None:
             read = policy_logprobs(self.reference, self._temperature)
@@ -160,6 +191,7 @@ class Actor:
         with without_lora(self.model):
             return self.logprobs(batch)
 
+    @awake
     def values(self, batch: Batch) -> Tensor:
         assert self.critic is not None
         return self._evaluate(self.critic.transformer, batch, self.critic.read)
@@ -173,6 +205,7 @@ class Actor:
 
     # Update
 
+    @awake
     def forward_backward(self, batch: Batch) -> dict[str, float]:
         """Gradients of the policy; `batch.values` holds the weights, the advantages and what the loss needs."""
         algorithm = self.config.algorithm
@@ -212,6 +245,7 @@ class Actor:
 
         return self.trainer.forward_backward(batch, objective)
 
+    @awake
     def critic_forward_backward(self, batch: Batch) -> dict[str, float]:
         assert self.critic is not None
         assert self.critic_trainer is not None
@@ -230,37 +264,71 @@ class Actor:
 
         return self.critic_trainer.forward_backward(batch, objective)
 
+    @awake
     def optim_step(self) -> dict[str, float]:
         return self.trainer.optim_step()
 
+    @awake
     def critic_optim_step(self) -> dict[str, float]:
         assert self.critic_trainer is not None
         return self.critic_trainer.optim_step()
 
+    @awake
     def sync_weights(self, version: int) -> None:
         """The engine samples from the trained weights; its own engine shares them, so nothing is copied."""
         self.engine.update_weights(None, weight_version=version)
 
     # State
 
+    @awake
     def save_state(self) -> dict[str, dict[str, Tensor]]:
         state = {"policy": self.trainer.save_state()}
         if self.critic_trainer is not None:
             state["critic"] = self.critic_trainer.save_state()
         return state
 
-    def publish_state(self, store: Path, name: str, step: int, state: dict[str, Any]) -> None:
-        """Puts what `save_state` gives into the node's store, where it outlives this process."""
-        tensors = {
-            f"{part}/{key}": value for part, each in self.save_state().items() for key, value in each.items()
-        }
-        Store.attach(store).put(name, step, tensors, state)
+    @awake
+    def publish(self, store: Path, name: str, step: int, state: dict[str, Any]) -> None:
+        """Makes this step the one that `kept.recall` finds in the node's store, where it outlives this process."""
+        place = Store.attach(store)
+        weights = {key: tensor.detach() for key, tensor in self.trainer.optimizer.parameters.items()}
+        kept.publish(place, name, step, weights, self.save_state(), state)
+        self.residency.note_published(place, name)
 
+    @awake
     def load_state(self, state: dict[str, dict[str, Tensor]]) -> None:
+        self.residency.forget()
         self.trainer.load_state(state["policy"])
         if self.critic_trainer is not None:
             self.critic_trainer.load_state(state["critic"])
 
+    @awake
+    def sleep(self, store: Path, name: str) -> Swapped:
+        """Between phases: all state goes to the node's store and its memory, and the cache's, to others."""
+        if self.engine.has_unfinished():
+            raise RuntimeError("an actor whose engine has samples to finish cannot sleep: abort them first")
+        if any(optimizer.has_gradients() for optimizer in self.residency.optimizers.values()):
+            raise RuntimeError("an actor with gradients cannot sleep: optim_step first")
+        began = time.perf_counter()
+        written = self.residency.leave(Store.attach(store), name)
+        self.engine.sleep(level=2)
+        self.residency.free()
+        self.asleep = True
+        return Swapped(written, time.perf_counter() - began)
+
+    def wake_up(self, store: Path, name: str) -> Swapped:
+        """Undoes `sleep`, bit for bit."""
+        if not self.asleep:
+            raise RuntimeError("the actor does not sleep")
+        began = time.perf_counter()
+        read = self.residency.come_back(Store.attach(store), name)
+        self.engine.wake_up(["weights"])
+        self.engine.update_weights(None, self.engine.version)
+        self.engine.wake_up(["kv_cache"])
+        self.asleep = False
+        return Swapped(read, time.perf_counter() - began)
+
+    @awake
     def export(self, out: Path) -> None:
         """The final model as a Hugging Face folder, and the adapter beside it where there is one."""
         export_model(self.model, self.base, out / "model")

@@ -7,7 +7,7 @@ There is no server. A store is a folder on tmpfs, and a second one on the disk f
         arithmetic+weights@12@<edition>@<bytes>.safetensors       whole: anybody may map it
         .writing-<pid>-<time>@<bytes>                             in the making
     <run folder>/.../
-        arithmetic+optimizer+0@11@<edition>@<bytes>.safetensors   spilled: mapped from the disk
+        arithmetic+optimizer@12@<edition>@<bytes>.safetensors     spilled: mapped from the disk
 
 What always holds
 - The names of the files are the index; there is nothing else that could disagree with them.

@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shutil
+import tempfile
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
@@ -27,6 +28,7 @@ SHARED_MEMORY = Path("/dev/shm")
 _RECORD = "store.json"
 _NEW_RECORD = ".store.json"
 _FORMAT = 1
+_MEETING = "meeting-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,11 @@ def read(root: Path) -> Record:
     if not locks.use(root) or not locks.use(Path(record.spill)):
         raise JigsawError(f"the store in {root} is being removed: its run has ended")
     return record
+
+
+def meeting(root: Path) -> Path:
+    """A new folder for processes to meet in; it goes with the store, if nobody removes it before."""
+    return Path(tempfile.mkdtemp(prefix=_MEETING, dir=root))
 
 
 def remove(root: Path) -> None:
@@ -165,6 +172,8 @@ def _check_budget(root: Path, budget_bytes: int) -> None:
 def _empty(folder: Path) -> None:
     """Deletes what is a store's, and the folder too where nothing else is in it."""
     Shelf(folder).clear()
+    for place in folder.glob(f"{_MEETING}*"):
+        shutil.rmtree(place, ignore_errors=True)
     for name in (_RECORD, _NEW_RECORD, SPILLING, LOCK):
         (folder / name).unlink(missing_ok=True)
     locks.stop_using(folder)

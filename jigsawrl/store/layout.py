@@ -11,9 +11,11 @@ from typing import Any, cast
 
 import torch
 
-_ALIGNMENT = (
-    64  # of the first tensor; the others follow by falling element size, so each is aligned to its own
-)
+from jigsawrl.store.staging import to_host
+
+_ALIGNMENT = 64
+"""Of the first tensor, and so of all whose sizes are multiples of it, which come first, as torch aligns its own. The
+others follow by falling element size, so each is aligned to its own."""
 _LENGTH = struct.Struct("<Q")
 _METADATA = "__metadata__"
 _META = "meta"
@@ -48,15 +50,18 @@ class Layout:
     def chunks(self) -> Iterator[memoryview]:
         """The file's content; at most one tensor at a time is copied, and only one that is not plain CPU memory."""
         yield memoryview(self.header)
+        if any(tensor.is_cuda for tensor in self.tensors):
+            yield from to_host(self.tensors)
+            return
         for tensor in self.tensors:
             if tensor.numel():
-                flat = tensor.detach().cpu().contiguous().reshape(-1)
+                flat = tensor.detach().contiguous().reshape(-1)
                 yield flat.view(torch.uint8).numpy().data
 
 
 def plan(tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> Layout:
     header: dict[str, Any] = {_METADATA: {_META: json.dumps(dict(meta))}}
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    ordered = sorted(tensors.items(), key=_rank)
     end = 0
     for name, tensor in ordered:
         if name == _METADATA or tensor.dtype not in _DTYPE_NAMES or tensor.layout != torch.strided:
@@ -73,6 +78,12 @@ def plan(tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> Layout
     text += b" " * (-(_LENGTH.size + len(text)) % _ALIGNMENT)
     beginning = _LENGTH.pack(len(text)) + text
     return Layout(beginning, [tensor for _, tensor in ordered], len(beginning) + end)
+
+
+def _rank(item: tuple[str, torch.Tensor]) -> tuple[bool, int, str]:
+    name, tensor = item
+    size = tensor.numel() * tensor.element_size()
+    return size % _ALIGNMENT != 0, -tensor.element_size(), name
 
 
 def open_mapped(path: Path, size: int) -> torch.UntypedStorage:

@@ -90,31 +90,37 @@ class Optimizer:
             for group in self.adam.param_groups:
                 group["lr"] = rate
             self.adam.step()
-            for name, parameter in self.parameters.items():
-                if self.masters[name] is not parameter:
-                    parameter.copy_(self.masters[name])
+            self.weights_from_masters()
         else:
             self.skipped += 1
         self.adam.zero_grad(set_to_none=True)
         self.steps += 1
         return {"grad_norm": norm, "lr": rate, "skipped_updates": float(self.skipped)}
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything needed to go on: masters and moments by parameter name."""
-        tensors: dict[str, Tensor] = {}
+    def tensors(self) -> dict[str, Tensor]:
+        """Masters and moments themselves, by kind and parameter name."""
+        found: dict[str, Tensor] = {}
         for name, master in self.masters.items():
-            tensors[f"weight.{name}"] = master.detach()
+            found[f"weight.{name}"] = master.detach()
             for key, value in self.adam.state.get(master, {}).items():
-                tensors[f"{key}.{name}"] = value
-        tensors["counts"] = torch.tensor([self.steps, self.skipped])
-        return tensors
+                found[f"{key}.{name}"] = value
+        return found
+
+    def counts(self) -> tuple[int, int]:
+        """Updates, and how many of them were skipped."""
+        return self.steps, self.skipped
+
+    def has_gradients(self) -> bool:
+        return any(master.grad is not None for master in self.masters.values())
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to go on."""
+        return {**self.tensors(), "counts": torch.tensor(self.counts())}
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         for name, master in self.masters.items():
             master.copy_(tensors[f"weight.{name}"])
-            if self.masters[name] is not self.parameters[name]:
-                self.parameters[name].copy_(master)
             moments = {
                 key: tensors[f"{key}.{name}"]
                 for key in ("step", "exp_avg", "exp_avg_sq")
@@ -125,7 +131,14 @@ class Optimizer:
                     key: value.clone().to(master.device if key != "step" or master.is_cuda else "cpu")
                     for key, value in moments.items()
                 }
+        self.weights_from_masters()
         self.steps, self.skipped = (int(n) for n in tensors["counts"])
+
+    @torch.no_grad()
+    def weights_from_masters(self) -> None:
+        for name, parameter in self.parameters.items():
+            if self.masters[name] is not parameter:
+                parameter.copy_(self.masters[name])
 
 
 def _into_master(master: nn.Parameter):  # type: ignore[no-untyped-def]

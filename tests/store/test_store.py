@@ -68,6 +68,13 @@ def test_tensors_of_every_kind_come_back_as_values(store: Store) -> None:
         ), name
 
 
+def test_what_is_mapped_is_aligned_as_torch_aligns_its_own(store: Store) -> None:
+    store.put(
+        "a", 0, {"scalar": torch.ones(1, dtype=torch.float64), "x": torch.ones(32), "y": torch.ones(4, 4)}
+    )
+    assert [got(store, "a").tensors[name].data_ptr() % 64 for name in ("x", "y")] == [0, 0]
+
+
 def test_what_has_no_place_in_a_file_is_refused(store: Store) -> None:
     with pytest.raises(ValueError, match=r"'x'.*complex64"):
         store.put("a", 0, {"x": torch.zeros(1, dtype=torch.complex64)})

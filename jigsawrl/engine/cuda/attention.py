@@ -1,0 +1,201 @@
+"""Attention of one new token per sequence over the paged cache, the context cut in parts where sequences are few.
+
+The first kernel also does what comes before: q and k norm, rope, and writing the new key and value. The new token
+is attended from registers by the part that writes it, so no program reads what another one writes.
+"""
+
+# mypy: ignore-errors
+# (A kernel's body is Triton's language, not Python's.)
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from jigsawrl.engine.cuda.linear import prefetch_l2
+
+MOST_SPLITS = 128
+SLACK = 1.05
+"""How many times its fair share of the tokens a processor may get before contexts are cut in twice as many parts."""
+WIDE_STAGES = 5
+"""Rounds in flight where every processor has one program at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How contexts are cut: parts of each, cached tokens a round, rounds in flight, rounds fetched ahead."""
+
+    splits: int
+    tile: int
+    stages: int
+    ahead: int
+
+
+def cut_for(contexts: list[int], slots: int, kv_heads: int, processors: int, most: int) -> Cut:
+    """Enough parts that the longest context does not keep the chip waiting, at most `most`; measured on an H200."""
+    longest = max(contexts)
+    fair = sum(contexts) * kv_heads / processors
+    splits = min(
+        1 << int(math.log2(max(1.0, SLACK * longest / fair))),
+        1 << math.ceil(math.log2(max(1.0, longest / 64))),
+        1 << (min(most, MOST_SPLITS).bit_length() - 1),
+    )
+    length = longest / splits
+    if slots * kv_heads * splits <= processors and length >= 128:
+        return Cut(splits, 128, WIDE_STAGES, 1)
+    return Cut(splits, 64, 7, 0) if length >= 384 else Cut(splits, 64, 5, 2)
+
+
+@triton.jit
+def part_length(position, SPLITS: tl.constexpr, TILE: tl.constexpr):
+    """Cached tokens in each part of a context: whole tiles, all parts but the last alike."""
+    return tl.maximum(tl.cdiv(tl.cdiv(position, SPLITS), TILE), 1) * TILE
+
+
+@triton.jit
+def attention_kernel(
+    qkv,
+    keys,
+    values,
+    tables,
+    rows,
+    positions,
+    cos,
+    sin,
+    q_norm,
+    k_norm,
+    out,
+    part_out,
+    part_max,
+    part_sum,
+    scale,
+    eps,
+    width,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TILE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    QK_NORM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    slot = tl.program_id(2)
+    kv = tl.program_id(1)
+    part = tl.program_id(0)
+    row = tl.load(rows + slot)
+    position = tl.load(positions + row)
+    length = part_length(position, SPLITS, TILE)
+    start = part * length
+    end = tl.minimum(start + length, position)
+    table = tables + row.to(tl.int64) * width
+    if PDL:  # all that is read up to here, and the cache of earlier tokens, is older than the kernel before
+        gdc_launch_dependents()
+        lane = tl.arange(0, D // 64) * 64
+        for at in range(start, tl.minimum(end, start + AHEAD * TILE), TILE):
+            t = tl.minimum(at + tl.arange(0, TILE), end - 1)
+            block = tl.load(table + t // BLOCK).to(tl.int64)
+            token = ((block * BLOCK + t % BLOCK) * KV_HEADS + kv) * D
+            prefetch_l2(keys + token[:, None] + lane[None, :])
+            prefetch_l2(values + token[:, None] + lane[None, :])
+        gdc_wait()
+    if (part > 0) & (start >= position):
+        return
+
+    g = tl.arange(0, PADDED)
+    d = tl.arange(0, D)
+    other = (d + D // 2) % D
+    line = qkv + slot.to(tl.int64) * (KV_HEADS * (GROUP + 2) * D)
+    q_line = line + (kv * GROUP + g)[:, None] * D
+    q = tl.load(q_line + d[None, :], mask=(g < GROUP)[:, None], other=0.0).to(tl.float32)
+    q_turned = tl.load(q_line + other[None, :], mask=(g < GROUP)[:, None], other=0.0).to(tl.float32)
+    k_line = line + (KV_HEADS * GROUP + kv) * D
+    k = tl.load(k_line + d).to(tl.float32)
+    k_turned = tl.load(k_line + other).to(tl.float32)
+    v = tl.load(line + (KV_HEADS * (GROUP + 1) + kv) * D + d)
+    if QK_NORM:
+        q_size = tl.rsqrt(tl.sum(q * q, axis=1) / D + eps)[:, None]
+        q = (q * q_size * tl.load(q_norm + d)[None, :]).to(tl.bfloat16).to(tl.float32)
+        q_turned = (q_turned * q_size * tl.load(q_norm + other)[None, :]).to(tl.bfloat16).to(tl.float32)
+        k_size = tl.rsqrt(tl.sum(k * k) / D + eps)
+        k = (k * k_size * tl.load(k_norm + d)).to(tl.bfloat16).to(tl.float32)
+        k_turned = (k_turned * k_size * tl.load(k_norm + other)).to(tl.bfloat16).to(tl.float32)
+    angle_cos = tl.load(cos + position * D + d)
+    angle_sin = tl.load(sin + position * D + d)
+    q = (q * angle_cos[None, :] + q_turned * angle_sin[None, :]).to(tl.bfloat16)
+    k_new = (k * angle_cos + k_turned * angle_sin).to(tl.bfloat16)
+    new = part == 0
+    here = tl.load(table + position // BLOCK).to(tl.int64) * BLOCK + position % BLOCK
+    here = (here * KV_HEADS + kv) * D + d
+    tl.store(keys + here, k_new, mask=(d < D) & new)
+    tl.store(values + here, v, mask=(d < D) & new)
+
+    score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * scale
+    top = tl.where(new, score, -float("inf"))
+    total = tl.where(new, tl.full((PADDED,), 1.0, tl.float32), 0.0)
+    acc = tl.where(new, tl.zeros((PADDED, D), tl.float32) + v.to(tl.float32)[None, :], 0.0)
+    for at in range(start, end, TILE):
+        t = at + tl.arange(0, TILE)
+        there = t < end
+        block = tl.load(table + t // BLOCK, mask=there, other=0).to(tl.int64)
+        token = ((block * BLOCK + t % BLOCK) * KV_HEADS + kv) * D
+        cached = tl.load(keys + token[:, None] + d[None, :], mask=there[:, None], other=0.0)
+        scores = tl.dot(q, tl.trans(cached)) * scale
+        scores = tl.where(there[None, :], scores, -float("inf"))
+        higher = tl.maximum(top, tl.max(scores, axis=1))
+        fade = tl.exp2(top - higher)
+        weights = tl.exp2(scores - higher[:, None])
+        held = tl.load(values + token[:, None] + d[None, :], mask=there[:, None], other=0.0)
+        total = total * fade + tl.sum(weights, axis=1)
+        acc = tl.dot(weights.to(tl.bfloat16), held, acc * fade[:, None])
+        top = higher
+
+    real = g < GROUP
+    head = (slot * KV_HEADS + kv) * GROUP + g
+    if SPLITS == 1:
+        merged = (acc / total[:, None]).to(tl.bfloat16)
+        tl.store(out + head[:, None] * D + d[None, :], merged, mask=real[:, None])
+    else:
+        mine = head.to(tl.int64) * SPLITS + part
+        tl.store(part_out + mine[:, None] * D + d[None, :], acc, mask=real[:, None])
+        tl.store(part_max + mine, top, mask=real)
+        tl.store(part_sum + mine, total, mask=real)
+
+
+@triton.jit
+def merge_kernel(
+    part_out,
+    part_max,
+    part_sum,
+    rows,
+    positions,
+    out,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TILE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The parts of one head's attention, weighed by their sums."""
+    head = tl.program_id(0)
+    slot = head // HEADS
+    position = tl.load(positions + tl.load(rows + slot))
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    parts = tl.maximum(tl.cdiv(position, part_length(position, SPLITS, TILE)), 1)
+    p = tl.arange(0, SPLITS)
+    d = tl.arange(0, D)
+    there = p < parts
+    mine = head.to(tl.int64) * SPLITS + p
+    top = tl.load(part_max + mine, mask=there, other=-float("inf"))
+    weight = tl.exp2(top - tl.max(top, axis=0))
+    total = tl.sum(tl.load(part_sum + mine, mask=there, other=0.0) * weight, axis=0)
+    acc = tl.load(part_out + mine[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
+    tl.store(out + head * D + d, (tl.sum(acc * weight[:, None], axis=0) / total).to(tl.bfloat16))

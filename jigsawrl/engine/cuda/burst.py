@@ -1,0 +1,103 @@
+"""Some decode steps in a row, each launched before the one before it is read.
+
+    launch 1 | launch 2, read 1 | launch 3, read 2 | ... | read n
+
+So the host works while the device does. What it learns late is that a sample has ended: it is then one step on, and
+that step's token is thrown away. The cache takes no harm: the blocks it gives back are taken after the burst.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+
+from jigsawrl.engine.cuda.decoder import Decoder, Launched
+from jigsawrl.engine.scheduler import Scheduler
+from jigsawrl.engine.sequence import Sequence
+from jigsawrl.engine.types import Pass
+from jigsawrl.telemetry.events import now
+
+LONGEST = 16
+"""Steps until the scheduler is asked again."""
+
+
+class Burst:
+    """One run of steps over the sequences that decode; every one of them has a block for its next token."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        scheduler: Scheduler,
+        eos: Collection[int],
+        version: int,
+        on_pass: Callable[[Pass], None] | None,
+    ) -> None:
+        self.decoder = decoder
+        self.scheduler = scheduler
+        self.eos = eos
+        self.version = version
+        self.on_pass = on_pass
+        self.in_flight: deque[Launched] = deque()
+        self.finished: list[Sequence] = []
+        self.read_at = now()
+
+    def run(self, sequences: list[Sequence], steps: int, hurried: Callable[[], bool]) -> list[Sequence]:
+        """Moves the sequences up to `steps` tokens on, until others could start or someone is in a hurry; returns
+        those that ended."""
+        steps = self._grow(sequences, steps)
+        cut = self.decoder.enter(sequences)
+        for number in range(steps):
+            if number > 0 and (hurried() or (self.finished and self.scheduler.waiting)):
+                break
+            sequences = [s for s in sequences if self._goes_on(s)]
+            if not sequences:
+                break
+            self.in_flight.append(self.decoder.launch(sequences, len(self.in_flight), cut))
+            if len(self.in_flight) > 1:
+                self._read()
+        while self.in_flight:
+            self._read()
+        return self.finished
+
+    def _grow(self, sequences: list[Sequence], steps: int) -> int:
+        """Gives the sequences blocks for as many steps as there are blocks for, and returns how many."""
+        manager = self.scheduler.blocks
+        while steps > 1 and sum(self._missing(s, steps) for s in sequences) > len(manager.free):
+            steps //= 2
+        for sequence in sequences:
+            manager.grow(sequence, sequence.computed + self._most(sequence, steps))
+        return steps
+
+    def _most(self, sequence: Sequence, steps: int) -> int:
+        return min(steps, sequence.params.max_tokens - len(sequence.generated.token_ids))
+
+    def _missing(self, sequence: Sequence, steps: int) -> int:
+        needed = self.scheduler.blocks.blocks_for(sequence.computed + self._most(sequence, steps))
+        return max(0, needed - len(sequence.blocks))
+
+    def _goes_on(self, sequence: Sequence) -> bool:
+        """Every sequence that goes on is in all steps in flight, so their number counts for each."""
+        drawn = len(sequence.generated.token_ids) + len(self.in_flight)
+        return sequence.finish_reason is None and drawn < sequence.params.max_tokens
+
+    def _read(self) -> None:
+        step = self.in_flight.popleft()
+        tokens, logprobs = step.read()
+        manager, alive = self.scheduler.blocks, 0
+        for sequence, token, logprob in zip(step.sequences, tokens, logprobs, strict=True):
+            if sequence.finish_reason is not None:
+                continue
+            alive += 1
+            before = sequence.computed
+            sequence.computed += 1
+            if sequence.computed % manager.block_size == 0:
+                manager.remember(sequence, before)
+            sequence.append(token, logprob, self.version)
+            sequence.check_finished(self.eos)
+            if sequence.finish_reason is not None:
+                self.finished.append(sequence)
+                self.scheduler.stop(sequence)
+        if self.on_pass is not None and alive:
+            read_at = now()
+            self.on_pass(Pass(self.read_at, read_at, 0, alive))
+            self.read_at = read_at

@@ -1,0 +1,257 @@
+"""Matrix products of a decode step, for so few rows that reading the weights is what takes the time.
+
+    y[M, N] = x[M, K] w[N, K]^T, and what follows it, in one kernel
+
+A norm costs no pass of its own. Whoever writes the residual stream x also writes `scaled`, which is x times the
+next norm's weight, and its tile's sums of x^2; the product of `scaled` is then divided by each row's root mean
+square at its end. Where a tile's rows of w are too few to keep the memory busy, K is cut in parts; the part that
+arrives last adds them up, always in the same order.
+
+Each kernel is launched while the one before it runs (programmatic dependent launch): it pulls its first weights
+into L2, which nothing in a step writes, and only then waits for its inputs.
+"""
+
+# mypy: ignore-errors
+# (A kernel's body is Triton's language, not Python's.)
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from jigsawrl.engine.cuda.tilings import HEAD, PLAIN, RESIDUAL, SWIGLU, Tiling, rows_padded
+
+DEPENDENT = os.environ.get("TRITON_INTERPRET") != "1"
+"""Triton's interpreter, which runs kernels on a CPU, knows no dependent launch."""
+LAUNCH = {"launch_pdl": True} if DEPENDENT else {}
+_PLAIN, _RESIDUAL = tl.constexpr(PLAIN), tl.constexpr(RESIDUAL)
+_SWIGLU, _HEAD = tl.constexpr(SWIGLU), tl.constexpr(HEAD)
+
+
+@triton.jit
+def prefetch_l2(pointers):
+    """Asks for the lines at these addresses and goes on."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit(do_not_specialize=["M", "norm_tiles"])
+def linear_kernel(
+    x,
+    w,
+    bias,
+    out,
+    residual,
+    next_norm,
+    scaled,
+    squares,
+    norm_tiles,
+    rows,
+    temperatures,
+    maxima,
+    sums,
+    partials,
+    counters,
+    eps,
+    M,
+    N,
+    K,
+    SLOTS: tl.constexpr,
+    NORM_TILES: tl.constexpr,
+    BIAS: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    REACH: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SWAP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    part = tl.program_id(1)
+    m = tl.arange(0, BM)
+    i = tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    if EPILOGUE == _SWIGLU:  # half of a tile are rows of the gate, half the same rows of up
+        HALF: tl.constexpr = BN // 2
+        n = tile * REACH + i % HALF
+        ours = (i % HALF < REACH) & (n < N)
+        line = tl.where(ours, n + (i // HALF) * N, 0)
+    else:
+        n = tile * REACH + i
+        ours = (i < REACH) & (n < N)
+        line = tl.where(ours, n, 0)
+    rounds = tl.cdiv(K, BK)
+    each = tl.cdiv(rounds, SPLIT)
+    first = part * each
+    last = tl.minimum(first + each, rounds)
+    w_tile = w + line.to(tl.int64)[:, None] * K + (first * BK + k)[None, :]
+    x_tile = x + m[:, None] * K + (first * BK + k)[None, :]
+    # What the end needs is loaded before the loop, but looked at only behind it, so that nothing waits for it.
+    if BIAS:
+        offset = tl.load(bias + n, mask=ours, other=0.0)
+    if EPILOGUE == _RESIDUAL:
+        weight = tl.load(next_norm + n, mask=ours, other=0.0)
+    if PDL:
+        # Behind a plain product comes attention, which reads ahead of its own wait what the kernels before the
+        # product wrote: it may start once these have ended. The others read nothing ahead but weights.
+        if EPILOGUE != _PLAIN:
+            gdc_launch_dependents()
+        LINES: tl.constexpr = 2 if BM == 8 else 4
+        start = tl.minimum(first * BK + tl.arange(0, LINES) * 64, tl.maximum(last * BK, 64) - 64)
+        prefetch_l2(w + line.to(tl.int64)[:, None] * K + start[None, :])
+        gdc_wait()
+        if EPILOGUE == _PLAIN:
+            gdc_launch_dependents()
+
+    there = m < M
+    if (EPILOGUE == _RESIDUAL) & (BM <= 16):  # where there are registers to keep it in
+        mask = there[:, None] & ours[None, :]
+        old = tl.load(residual + m[:, None] * N + n[None, :], mask=mask, other=0.0)
+    if NORM_TILES > 0:
+        t = tl.arange(0, NORM_TILES)
+        known = (t < norm_tiles)[:, None] & there[None, :]
+        square = tl.load(squares + t[:, None] * SLOTS + m[None, :], mask=known, other=0.0)
+    acc = tl.zeros((BN, BM) if SWAP else (BM, BN), dtype=tl.float32)
+    for _ in range(first, last):
+        weights = tl.load(w_tile, mask=ours[:, None], other=0.0)
+        inputs = tl.load(x_tile, mask=there[:, None], other=0.0)
+        acc = tl.dot(weights, tl.trans(inputs), acc) if SWAP else tl.dot(inputs, tl.trans(weights), acc)
+        w_tile += BK
+        x_tile += BK
+
+    if SPLIT > 1:
+        place = i[:, None] * BM + m[None, :] if SWAP else m[:, None] * BN + i[None, :]
+        mine = partials + tile * SPLIT * BM * BN + place
+        tl.store(mine + part * BM * BN, acc)
+        tl.debug_barrier()
+        arrived = tl.atomic_add(counters + tile, 1, sem="acq_rel")
+        if arrived != SPLIT - 1:
+            return
+        acc = tl.load(mine, cache_modifier=".cg")
+        for other in tl.static_range(1, SPLIT):
+            acc += tl.load(mine + other * BM * BN, cache_modifier=".cg")
+        tl.store(counters + tile, 0)
+
+    if SWAP:
+        acc = tl.trans(acc)
+    if NORM_TILES > 0:
+        acc *= tl.rsqrt(tl.sum(square, axis=0) / K + eps)[:, None]
+    if EPILOGUE == _SWIGLU:
+        gate, up = tl.split(tl.permute(tl.reshape(acc, (BM, 2, HALF)), (0, 2, 1)))
+        gate = gate.to(tl.bfloat16).to(tl.float32)
+        up = up.to(tl.bfloat16).to(tl.float32)
+        opened = (gate / (1.0 + tl.exp(-gate))).to(tl.bfloat16).to(tl.float32)
+        j = tl.arange(0, HALF)
+        column = tile * REACH + j
+        within = there[:, None] & ((j < REACH) & (column < N))[None, :]
+        tl.store(out + m[:, None] * N + column[None, :], (opened * up).to(tl.bfloat16), mask=within)
+    else:
+        inside = there[:, None] & ours[None, :]
+        if BIAS:
+            acc += offset.to(tl.float32)[None, :]
+        y = acc.to(tl.bfloat16)
+        if EPILOGUE == _RESIDUAL:
+            stream = residual + m[:, None] * N + n[None, :]
+            if BM > 16:
+                old = tl.load(stream, mask=inside, other=0.0)
+            new = (old.to(tl.float32) + y.to(tl.float32)).to(tl.bfloat16)
+            tl.store(stream, new, mask=inside)
+            wide = new.to(tl.float32)
+            fresh = (wide * weight.to(tl.float32)[None, :]).to(tl.bfloat16)
+            tl.store(scaled + m[:, None] * N + n[None, :], fresh, mask=inside)
+            mass = tl.sum(tl.where(inside, wide * wide, 0.0), axis=1)
+            tl.store(squares + tile * SLOTS + m, mass, mask=there)
+        else:
+            tl.store(out + m[:, None] * N + n[None, :], y, mask=inside)
+            if EPILOGUE == _HEAD:
+                row = tl.load(rows + m, mask=there, other=0)
+                heat = tl.load(temperatures + row)
+                logits = y.to(tl.float32) / tl.where(heat == 0.0, 1.0, heat)[:, None]
+                logits = tl.where(ours[None, :], logits, -float("inf"))
+                highest = tl.max(logits, axis=1)
+                mass = tl.sum(tl.exp(logits - highest[:, None]), axis=1)
+                tl.store(maxima + tile * SLOTS + m, highest, mask=there)
+                tl.store(sums + tile * SLOTS + m, mass, mask=there)
+
+
+def linear(
+    x: Tensor,
+    w: Tensor,
+    count: int,
+    epilogue: int,
+    how: Tiling,
+    scratch: Scratch,
+    *,
+    eps: float = 0.0,
+    norm_tiles: int = 0,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    residual: Tensor | None = None,
+    next_norm: Tensor | None = None,
+    rows: Tensor | None = None,
+    temperatures: Tensor | None = None,
+) -> int:
+    """Launches one product over the first `count` rows of x; returns how many tiles it was cut into."""
+    outputs, inputs = w.shape
+    block = max(16, triton.next_power_of_2(how.reach))
+    if epilogue == SWIGLU:
+        outputs, block = outputs // 2, 2 * block
+    tiles = triton.cdiv(outputs, how.reach)
+    rows_in = max(rows_padded(count), 8 if how.swap else 16)
+    linear_kernel[(tiles, how.split)](
+        x,
+        w,
+        w if bias is None else bias,
+        x if out is None else out,
+        x if residual is None else residual,
+        w if next_norm is None else next_norm,
+        scratch.scaled,
+        scratch.squares,
+        norm_tiles,
+        scratch.counters if rows is None else rows,
+        scratch.squares if temperatures is None else temperatures,
+        scratch.maxima,
+        scratch.sums,
+        scratch.partials,
+        scratch.counters,
+        eps,
+        count,
+        outputs,
+        inputs,
+        SLOTS=scratch.slots,
+        NORM_TILES=triton.next_power_of_2(norm_tiles) if norm_tiles else 0,
+        BIAS=bias is not None,
+        EPILOGUE=epilogue,
+        BM=rows_in,
+        BN=block,
+        BK=how.columns,
+        REACH=how.reach,
+        SPLIT=how.split,
+        SWAP=how.swap,
+        PDL=DEPENDENT,
+        num_warps=how.warps,
+        num_stages=how.stages,
+        **LAUNCH,
+    )
+    return tiles
+
+
+@dataclass(slots=True)
+class Scratch:
+    """What the kernels of a step hand to each other."""
+
+    slots: int
+    scaled: Tensor
+    squares: Tensor
+    maxima: Tensor
+    sums: Tensor
+    partials: Tensor
+    counters: Tensor

@@ -1,0 +1,108 @@
+"""How the products of a decode step are cut into programs: measured where they were, a rule for the rest.
+
+What was found: the chip should be filled with programs about once or twice over; small rounds of 64 columns leave
+room for the next kernel's programs beside this one's; with 32 rows of x or more, narrow tiles that read all of K win
+over parts of K whose sums have to be written and added up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PLAIN, RESIDUAL, SWIGLU, HEAD = 0, 1, 2, 3
+"""What follows a product: nothing; add to the residual stream; gate with silu; statistics for the sampler."""
+MOST_ROWS = 64
+"""Of x. Beyond it a library's product is as good."""
+HEAD_TILE = 128
+"""Logits that share a maximum and a sum."""
+PROCESSORS = 132
+"""Of the chips that the tilings were measured on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Outputs a program, columns of w a round, parts of K, rounds in flight, warps.
+
+    `swap` computes w x^T, so that w is on the tensor cores' tall side.
+    """
+
+    reach: int
+    columns: int
+    split: int
+    stages: int
+    warps: int
+    swap: bool = True
+
+
+MEASURED: dict[tuple[int, int], dict[int, Tiling]] = {
+    # Qwen2.5 1.5B: qkv, o, down; for gate_up the rule was best.
+    (2048, 1536): {
+        8: Tiling(32, 64, 2, 5, 2),
+        16: Tiling(16, 256, 1, 7, 1),
+        32: Tiling(32, 128, 2, 5, 2),
+        64: Tiling(16, 128, 1, 5, 4, swap=False),
+    },
+    (1536, 1536): {
+        8: Tiling(64, 64, 5, 5, 4),
+        16: Tiling(64, 64, 4, 4, 4),
+        32: Tiling(16, 128, 1, 5, 4, swap=False),
+        64: Tiling(16, 128, 1, 5, 4, swap=False),
+    },
+    (1536, 8960): {
+        8: Tiling(60, 128, 5, 5, 4),
+        16: Tiling(60, 128, 5, 6, 4),
+        32: Tiling(48, 128, 4, 5, 4),
+        64: Tiling(60, 128, 5, 4, 4),
+    },
+    # Qwen2.5 7B: qkv, o, gate_up, down.
+    (4608, 3584): {
+        8: Tiling(12, 256, 1, 5, 1),
+        16: Tiling(64, 128, 2, 4, 4),
+        32: Tiling(64, 128, 1, 5, 4),
+        64: Tiling(64, 128, 1, 5, 4),
+    },
+    (3584, 3584): {
+        8: Tiling(28, 256, 1, 6, 2),
+        16: Tiling(56, 256, 2, 3, 4),
+        32: Tiling(64, 128, 2, 5, 4),
+        64: Tiling(64, 128, 2, 5, 4),
+    },
+    (37888, 3584): {
+        8: Tiling(32, 128, 1, 6, 4),
+        16: Tiling(32, 128, 1, 4, 4),
+        32: Tiling(32, 64, 1, 6, 4),
+        64: Tiling(32, 64, 1, 4, 4),
+    },
+    (3584, 18944): {
+        8: Tiling(48, 128, 4, 5, 4),
+        16: Tiling(56, 128, 2, 6, 4),
+        32: Tiling(56, 128, 2, 5, 4),
+        64: Tiling(64, 128, 2, 5, 4),
+    },
+    # Qwen2.5 0.5B: qkv, o, down.
+    (1152, 896): {16: Tiling(16, 128, 1, 6, 1)},
+    (896, 896): {16: Tiling(32, 128, 4, 4, 4, swap=False)},
+    (896, 4864): {16: Tiling(48, 128, 4, 5, 4)},
+}
+"""By the matrix's rows and columns, then by the rows of x that the kernel is compiled for."""
+
+
+def rows_padded(count: int) -> int:
+    """Rows of x that a kernel is compiled for."""
+    return max(8, 1 << (count - 1).bit_length())
+
+
+def tiling(count: int, outputs: int, inputs: int, epilogue: int) -> Tiling:
+    """How to cut the product of `count` rows of x with a matrix of so many outputs and inputs."""
+    rows = rows_padded(count)
+    measured = MEASURED.get((outputs, inputs), {})
+    if rows in measured:
+        return measured[rows]
+    if epilogue == HEAD:
+        return Tiling(HEAD_TILE, 128 if inputs % 128 == 0 else 64, 1, 4, 4)
+    if epilogue == SWIGLU:
+        return Tiling(32, 64, 1, {16: 6, 64: 4}.get(rows, 5), 4)
+    if rows >= 32 and inputs <= 2 * outputs <= 64 * PROCESSORS:
+        return Tiling(16, 64, 1, 6, 4, swap=False)
+    tiles = -(-outputs // 64)
+    return Tiling(64, 64, max(1, min(PROCESSORS // tiles, inputs // 128, 10)), 5, 4)

@@ -1,0 +1,378 @@
+"""The CUDA decode path against float32, on fresh random numbers, for every batch size that it has a graph for."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from small_models import LetterTokenizer, random_model
+
+from jigsawrl.engine.attention import KVCache
+from jigsawrl.engine.engine import Engine
+from jigsawrl.engine.sampler import keyed_uniforms
+from jigsawrl.engine.types import Request, SampleKey, SampleOutput, SamplingParams
+from jigsawrl.model.lora import add_lora
+from jigsawrl.model.transformer import Transformer
+
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
+    pytest.skip("needs an NVIDIA GPU of the Hopper kind or newer", allow_module_level=True)
+
+from jigsawrl.engine.cuda.attention import Cut
+from jigsawrl.engine.cuda.decoder import LADDER
+from jigsawrl.engine.cuda.linear import Scratch, linear
+from jigsawrl.engine.cuda.step import DecodeStep, Rows
+from jigsawrl.engine.cuda.tilings import HEAD, HEAD_TILE, MOST_ROWS, PLAIN, RESIDUAL, SWIGLU, tiling
+
+CUDA = torch.device("cuda")
+FEW = [size for size in LADDER if size <= MOST_ROWS]
+SHAPES = [(896, 64, 14, 2, 4864), (1536, 128, 12, 2, 8960), (3584, 128, 28, 4, 18944)]
+"""Hidden size, head size, heads, key heads and inner size of Qwen2.5 0.5B, 1.5B and 7B."""
+
+
+def noise(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(*shape, device=CUDA) * scale).bfloat16()
+
+
+def distance(out: torch.Tensor, reference: torch.Tensor) -> float:
+    return ((out.double() - reference.double()).norm() / reference.double().norm()).item()
+
+
+@cache
+def scratch_of(hidden: int) -> Scratch:
+    numbers = {"dtype": torch.float32, "device": CUDA}
+    return Scratch(
+        slots=256,
+        scaled=torch.empty(256, hidden, dtype=torch.bfloat16, device=CUDA),
+        squares=torch.empty(hidden // 16, 256, **numbers),
+        maxima=torch.empty(2048, 256, **numbers),
+        sums=torch.empty(2048, 256, **numbers),
+        partials=torch.empty(16 * MOST_ROWS * 8192, **numbers),
+        counters=torch.zeros(8192, dtype=torch.int32, device=CUDA),
+    )
+
+
+@pytest.mark.parametrize("count", FEW)
+@pytest.mark.parametrize("shape", SHAPES, ids=["0.5B", "1.5B", "7B"])
+def test_products_and_what_follows_them_are_those_of_float32(shape, count):
+    hidden, size, heads, kv_heads, inner = shape
+    scratch = scratch_of(hidden)
+    scratch.scaled.fill_(float("nan"))
+    scratch.squares.fill_(float("nan"))
+    # A residual product leaves what the next norm needs ...
+    attended, w_o, stream, norm = (
+        noise(count, heads * size),
+        noise(hidden, heads * size, scale=0.03),
+        noise(count, hidden),
+        noise(hidden),
+    )
+    wanted = stream.float() + attended.float() @ w_o.float().T
+    tiles = linear(
+        attended, w_o, count, RESIDUAL, tiling(count, *w_o.shape, RESIDUAL), scratch,
+        residual=stream, next_norm=norm,
+    )  # fmt: skip
+    assert distance(stream, wanted) < 4e-3
+    assert distance(scratch.scaled[:count], stream.float() * norm.float()) < 4e-3
+    normed = F.rms_norm(stream.float(), (hidden,), norm.float(), 1e-6)
+    # ... and products of normed rows divide by it.
+    w_qkv, bias = (
+        noise((heads + 2 * kv_heads) * size, hidden, scale=0.03),
+        noise((heads + 2 * kv_heads) * size),
+    )
+    out = torch.full((count, len(w_qkv)), float("nan"), dtype=torch.bfloat16, device=CUDA)
+    linear(
+        scratch.scaled, w_qkv, count, PLAIN, tiling(count, *w_qkv.shape, PLAIN), scratch,
+        out=out, bias=bias, eps=1e-6, norm_tiles=tiles,
+    )  # fmt: skip
+    assert distance(out, normed @ w_qkv.float().T + bias.float()) < 6e-3
+    w_gate_up = noise(2 * inner, hidden, scale=0.03)
+    out = torch.full((count, inner), float("nan"), dtype=torch.bfloat16, device=CUDA)
+    linear(
+        scratch.scaled, w_gate_up, count, SWIGLU, tiling(count, *w_gate_up.shape, SWIGLU), scratch,
+        out=out, eps=1e-6, norm_tiles=tiles,
+    )  # fmt: skip
+    gate, up = (normed @ w_gate_up.float().T).chunk(2, dim=1)
+    assert distance(out, F.silu(gate) * up) < 8e-3
+    w_down, before = noise(hidden, inner, scale=0.03), stream.float()
+    linear(
+        out, w_down, count, RESIDUAL, tiling(count, *w_down.shape, RESIDUAL), scratch,
+        residual=stream, next_norm=norm,
+    )  # fmt: skip
+    assert distance(stream, before + out.float() @ w_down.float().T) < 4e-3
+    assert int(scratch.counters.abs().sum()) == 0
+
+
+@pytest.mark.parametrize("count", FEW)
+def test_the_head_leaves_each_tiles_maximum_and_sum(count):
+    hidden, vocabulary = 896, 151_936
+    scratch = scratch_of(hidden)
+    w, x = noise(vocabulary, hidden, scale=0.03), noise(count, hidden)
+    scratch.squares[0, :count] = x.float().square().sum(1)
+    rows = torch.randperm(256, device=CUDA)[:count].int()
+    temperatures = torch.rand(256, device=CUDA) + 0.5
+    temperatures[rows[0]] = 0
+    logits = torch.full((count, vocabulary), float("nan"), dtype=torch.bfloat16, device=CUDA)
+    linear(
+        x, w, count, HEAD, tiling(count, *w.shape, HEAD), scratch,
+        out=logits, eps=1e-6, norm_tiles=1, rows=rows, temperatures=temperatures,
+    )  # fmt: skip
+    normed = F.rms_norm(x.float(), (hidden,), None, 1e-6)
+    assert distance(logits, normed @ w.float().T) < 6e-3
+    heat = torch.where(temperatures[rows.long()] == 0, 1.0, temperatures[rows.long()])
+    tiles = (logits.float() / heat[:, None]).view(count, -1, HEAD_TILE)
+    highest = tiles.amax(2)
+    torch.testing.assert_close(scratch.maxima[: tiles.shape[1], :count].T, highest)
+    sums = (tiles - highest[:, :, None]).exp().sum(2)
+    torch.testing.assert_close(scratch.sums[: tiles.shape[1], :count].T, sums, rtol=1e-4, atol=1e-4)
+
+
+def cuda_model(family: str, **changes) -> Transformer:
+    sizes = {
+        "vocab_size": 1000,
+        "hidden_size": 256,
+        "intermediate_size": 448,
+        "max_position_embeddings": 4096,
+    }
+    model = random_model(family, scale=2.0, **{**sizes, **changes})
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn(parameter.shape) * 0.2)
+    return model.to(CUDA, torch.bfloat16)
+
+
+def in_float32(model: Transformer) -> Transformer:
+    twin = Transformer(model.spec).to(CUDA)
+    twin.load_state_dict({name: tensor.float() for name, tensor in model.state_dict().items()})
+    return twin
+
+
+def causal(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+
+
+KINDS = [
+    ("qwen2", {"num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 128}),
+    ("qwen3", {"num_attention_heads": 28, "num_key_value_heads": 4, "head_dim": 128}),
+    ("llama", {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}),
+]
+
+
+@pytest.mark.parametrize("cut", [Cut(1, 64, 7, 0), Cut(4, 128, 5, 1), Cut(16, 64, 5, 2)], ids=str)
+@pytest.mark.parametrize(("family", "heads"), KINDS)
+@torch.inference_mode()
+def test_attention_is_that_of_float32_and_writes_only_the_new_keys_and_values(family, heads, cut):
+    model = cuda_model(family, num_hidden_layers=1, **heads)
+    spec, size, rng = model.spec, 16, random.Random(cut.splits)
+    contexts = [0, 1, 15, 16, 17, 64, 1000, 3001] + [rng.randrange(600) for _ in range(40)]
+    blocks = [-(-(context + 1) // size) for context in contexts]
+    total = sum(blocks)
+    cache = KVCache(spec, total + 1, size, torch.bfloat16, CUDA)
+    cache.keys.normal_()
+    cache.values.normal_()
+    rows = Rows(64, 256, total, CUDA)
+    step = DecodeStep(model, cache, rows, 64)
+    ids, at = torch.randperm(total), 0
+    order = rng.sample(range(64), len(contexts))
+    for slot, (row, context, count) in enumerate(zip(order, contexts, blocks, strict=True)):
+        rows.tables[row, :count] = ids[at : at + count].int()
+        rows.positions[row] = context
+        step.inputs[slot] = row
+        at += count
+    step.qkv.normal_()
+    step.attended.fill_(float("nan"))
+    keys, values = cache.keys[0].clone(), cache.values[0].clone()
+    layer = model.blocks()[0]
+    step._attend(0, layer, len(contexts), cut)
+    for slot, (row, context) in enumerate(zip(order, contexts, strict=True)):
+        qkv = step.qkv[slot].float().view(1, -1, spec.head_dim)
+        q, k, v = qkv.split((spec.heads, spec.kv_heads, spec.kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = F.rms_norm(q, (spec.head_dim,), layer.q_norm.weight.float(), spec.norm_eps)
+            k = F.rms_norm(k, (spec.head_dim,), layer.k_norm.weight.float(), spec.norm_eps)
+        cos, sin = model.cos[context], model.sin[context]
+        q = q * cos + q.roll(spec.head_dim // 2, -1) * sin
+        k = k * cos + k.roll(spec.head_dim // 2, -1) * sin
+        line = rows.tables[row, : context // size + 1].long()
+        slots = (line[:, None] * size + torch.arange(size, device=CUDA)).flatten()[: context + 1]
+        keys.view(-1, spec.kv_heads, spec.head_dim)[slots[-1]] = k[0].bfloat16()
+        values.view(-1, spec.kv_heads, spec.head_dim)[slots[-1]] = v[0].bfloat16()
+        past_k = cache.tokens[0][0][slots].float()
+        past_v = cache.tokens[0][1][slots].float()
+        expected = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None],
+            past_k.transpose(0, 1)[None],
+            past_v.transpose(0, 1)[None],
+            enable_gqa=True,
+        )
+        assert distance(step.attended[slot].view(spec.heads, -1), expected[0, :, 0]) < 8e-3
+    torch.testing.assert_close(cache.keys[0], keys, rtol=2e-2, atol=2e-2)
+    changed = (cache.values[0] != values).sum()
+    assert int(changed) == 0
+
+
+@pytest.mark.parametrize("slots", LADDER)
+@torch.inference_mode()
+def test_a_whole_step_is_the_models_own_forward(slots):
+    family, heads = KINDS[slots % 3]
+    model = cuda_model(family, **heads)
+    reference, size, rng = in_float32(model), 16, random.Random(slots)
+    count = max(1, slots - 1)
+    contexts = [rng.randrange(80) for _ in range(count)]
+    cache = KVCache(model.spec, 6 * count + 1, size, torch.bfloat16, CUDA)
+    rows = Rows(slots, 256, 6 * count, CUDA)
+    step = DecodeStep(model, cache, rows, slots)
+    sequences = [torch.randint(0, 1000, (context + 1,), device=CUDA) for context in contexts]
+    for row, sequence in enumerate(sequences):
+        blocks = torch.arange(row * 6, row * 6 + 6, device=CUDA)
+        held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+        def attend(layer, q, k, v, held=held):
+            held[layer] = (k, v)
+            return causal(layer, q, k, v)
+
+        model(sequence, torch.arange(len(sequence), device=CUDA), attend)
+        place = (blocks[:, None] * size + torch.arange(size, device=CUDA)).flatten()[: len(sequence) - 1]
+        for layer, (k, v) in held.items():
+            cache.write(layer, place, k[:-1], v[:-1])
+        rows.tables[row, :6] = blocks.int()
+        last = len(sequence) - 1
+        rows.tokens[row], rows.positions[row] = sequence[-1].int(), last
+        rows.keys[row] = rng.randrange(2**62)
+        step.inputs[row] = row
+    step.launch(slots, Cut(4, 64, 5, 2) if slots < 32 else Cut(1, 64, 7, 0), choose=True)
+    errors = []
+    for row, sequence in enumerate(sequences):
+        hidden = reference(sequence, torch.arange(len(sequence), device=CUDA), causal)[-1]
+        errors.append(distance(step.logits[row], reference.head @ hidden))
+    assert max(errors) < 0.03
+    assert rows.positions[:count].tolist() == [context + 1 for context in contexts]
+    assert rows.tokens[:count].tolist() == step.tokens[:count].tolist()
+    if count < slots:
+        assert rows.positions[rows.idle] == 0
+
+
+@pytest.mark.parametrize("spread", [0.1, 3.0])
+@torch.inference_mode()
+def test_tokens_are_where_the_keyed_number_falls_and_logprobs_those_of_the_softmax(spread):
+    model = cuda_model("llama", vocab_size=151_936, num_hidden_layers=1, **KINDS[2][1])
+    count = 256
+    rows = Rows(count, 8, 1, CUDA)
+    step = DecodeStep(model, KVCache(model.spec, 2, 16, torch.bfloat16, CUDA), rows, count)
+    keys = np.random.default_rng(0).integers(0, 2**64, count, dtype=np.uint64)
+    step.inputs.copy_(torch.arange(count))
+    rows.keys[:count] = torch.from_numpy(keys.view(np.int64))
+    rows.positions[:count] = torch.arange(count)
+    rows.temperatures[:count] = torch.where(torch.arange(count) % 8 == 0, 0.0, 0.6 + torch.rand(count))
+    heat = rows.temperatures[:count].double()
+    greedy = heat == 0
+    step.logits.normal_().mul_(spread)
+    step._tiles(count)
+    step._choose(count)
+    logits = step.logits.double() / torch.where(greedy, 1.0, heat)[:, None]
+    logprobs, tokens = logits.log_softmax(1), step.tokens.long()
+    torch.testing.assert_close(
+        step.logprobs.double(), logprobs.gather(1, tokens[:, None])[:, 0], atol=1e-4, rtol=1e-4
+    )
+    assert torch.equal(logits.gather(1, tokens[:, None])[greedy, 0], logits.amax(1)[greedy])
+    numbers = torch.from_numpy(keyed_uniforms(keys, np.arange(count) + 1)).to(CUDA).double()
+    upper = logprobs.exp().cumsum(1).gather(1, tokens[:, None])[:, 0]
+    lower = upper - logprobs.gather(1, tokens[:, None])[:, 0].exp()
+    inside = (lower - 1e-5 <= numbers) & (numbers <= upper + 1e-5)
+    assert bool(inside[~greedy].all())
+
+
+def make_requests(count: int, samples: int, **params) -> list[Request]:
+    rng = random.Random(5)
+    sampling = SamplingParams(**params)
+    return [
+        Request(
+            f"r{i}",
+            [rng.randrange(1, 60) for _ in range(rng.randrange(1, 70))],
+            sampling,
+            [SampleKey(3, "p", 0, i, s) for s in range(samples)],
+        )
+        for i in range(count)
+    ]
+
+
+def check_logprobs(reference: Transformer, requests: list[Request], outputs: list[SampleOutput]) -> None:
+    """What was drawn has the log-prob that the float32 model gives it."""
+    prompts = {request.request_id: request.prompt_token_ids for request in requests}
+    for output in outputs:
+        prompt, drawn = prompts[output.request_id], output.generated.token_ids
+        tokens = torch.tensor(prompt + drawn, device=CUDA)
+        with torch.inference_mode():
+            hidden = reference(tokens, torch.arange(len(tokens), device=CUDA), causal)
+            logprobs = (hidden @ reference.head.T).log_softmax(1)[len(prompt) - 1 : -1]
+        theirs = logprobs.gather(1, torch.tensor(drawn, device=CUDA)[:, None])[:, 0].cpu()
+        assert (torch.tensor(output.generated.logprobs) - theirs).abs().mean() < 0.03
+
+
+def make_engine(model: Transformer, **changes) -> Engine:
+    options = {"num_blocks": 400, "block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 256}
+    return Engine(model, LetterTokenizer(), **{**options, **changes})
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 0.0}, {"temperature": 0.8, "top_k": 20, "top_p": 0.9}], ids=str
+)
+def test_an_engine_on_cuda_draws_what_the_model_says_and_gives_everything_back(params):
+    model = cuda_model("qwen2", vocab_size=61, **KINDS[0][1])
+    requests = make_requests(20, 3, max_tokens=40, **params)
+    engine = make_engine(model)
+    assert engine.runner.decoder is not None
+    outputs = engine.generate(requests)
+    assert len(outputs) == 60
+    assert all(o.finish_reason == "length" or o.generated.token_ids[-1] == 0 for o in outputs)
+    assert all(0 not in o.generated.token_ids[:-1] for o in outputs)
+    if "top_k" not in params:
+        check_logprobs(in_float32(model), requests, outputs)
+    assert len(engine.blocks.free) == 400
+    assert set(engine.blocks.references) == {0}
+
+
+def test_a_tight_cache_preempts_and_long_prefixes_are_found_again():
+    model = cuda_model("qwen3", vocab_size=61, **KINDS[1][1])
+    requests = make_requests(12, 4, max_tokens=90, ignore_eos=True)
+    engine = make_engine(model, num_blocks=60)
+    outputs = engine.generate(requests)
+    assert engine.scheduler.preemptions > 0
+    assert [len(o.generated.token_ids) for o in outputs] == [90] * 48
+    check_logprobs(in_float32(model), requests, outputs)
+    turn = requests[0].prompt_token_ids + outputs[0].generated.token_ids + [7, 8]
+    again = [Request("again", turn, SamplingParams(max_tokens=30), [SampleKey(3, "p", 1, 0, 0)])]
+    check_logprobs(in_float32(model), again, engine.generate(again))
+
+
+def test_new_weights_and_sleep_leave_no_trace_of_the_old():
+    model = cuda_model("llama", vocab_size=61, **KINDS[2][1])
+    requests = make_requests(6, 2, max_tokens=40, ignore_eos=True)
+    engine = make_engine(model)
+    engine.generate(requests)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    engine.update_weights(None, 1)
+    outputs = engine.generate(requests)
+    assert outputs[0].generated.versions == [1] * 40
+    check_logprobs(in_float32(model), requests, outputs)
+    engine.sleep(1)
+    assert engine.runner.decoder is None
+    elsewhere = torch.zeros(10_000_000, device=CUDA)  # so that the weights come back to another place
+    engine.wake_up()
+    check_logprobs(in_float32(model), requests, engine.generate(requests))
+    del elsewhere
+
+
+def test_deterministic_mode_and_unknown_models_take_the_present_path():
+    model = cuda_model("llama", vocab_size=61, **KINDS[2][1])
+    assert make_engine(model, deterministic=True).runner.decoder is None
+    assert make_engine(model).runner.decoder is not None
+    add_lora(model, rank=4, alpha=8.0, targets={"q_proj"}, seed=0)
+    assert make_engine(model).runner.decoder is None
+    assert make_engine(cuda_model("llama", vocab_size=61, **KINDS[2][1]).float()).runner.decoder is None
