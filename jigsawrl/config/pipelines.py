@@ -63,6 +63,8 @@ class PipelinesConfig(Settings):
     """Accelerators."""
     hardware: Text | None = None
     """Their kind; null: the profile's."""
+    memory: Positive | None = None
+    """GB of each worker that pipelines may fill, asleep ones not counted; null: what it has."""
     profile: Text = "h100-traces"
     """Measured workloads and costs: a built-in profile, or a file of `jigsaw fit` (NAME.json)."""
     pipelines: Annotated[dict[Name, PipelineConfig], Field(min_length=1, max_length=256)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jigsawrl.errors import JigsawError
 
@@ -31,6 +31,12 @@ class Hardware:
     price: float
     """Dollars an hour."""
     source: str
+
+    def limited(self, gigabytes: float | None) -> Hardware:
+        """With so much of its memory at most."""
+        return (
+            self if gigabytes is None else replace(self, device_bytes=min(self.device_bytes, 1e9 * gigabytes))
+        )
 
 
 _ALL = (

@@ -29,14 +29,25 @@ class Memory:
 
 
 def memory(
-    model: ModelShape, *, sequences: float, tokens: float, tp: int, workers: int, device_bytes: float
+    model: ModelShape,
+    *,
+    sequences: float,
+    tokens: float,
+    tp: int,
+    workers: int,
+    device_bytes: float,
+    whole: bool = False,
 ) -> Memory:
-    """Of engines that span `tp` workers with `sequences` of up to `tokens` each, and training over `workers`."""
+    """Of engines that span `tp` workers with `sequences` of up to `tokens` each, and training over `workers`.
+
+    `whole`: each of them has all of the training state, all the time.
+    """
     cache = min(sequences * tokens * model.kv_bytes_per_token / tp, KV_SHARE * device_bytes)
     activations = MICRO_BATCH_TOKENS * model.hidden * (ACTIVATIONS_PER_LAYER * model.layers + ACTIVATIONS_NOW)
-    state = model.parameters * (model.bytes_per_parameter + GRADIENT_BYTES + OPTIMIZER_BYTES) / workers
+    state = model.parameters * (model.bytes_per_parameter + GRADIENT_BYTES + OPTIMIZER_BYTES)
+    state /= 1 if whole else workers
     return Memory(
-        rollout=model.weight_bytes / tp + cache,
+        rollout=(state if whole else model.weight_bytes / tp) + cache,
         training=state + activations,
         host=state,
     )

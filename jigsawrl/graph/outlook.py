@@ -41,9 +41,10 @@ class Outlook:
 
     def kept(self, key: tuple, make: Callable[[], T]) -> T:
         """What was made for this key before, or is made now: an outlook never changes, and is asked often."""
-        if key not in self._cache:
-            self._cache[key] = make()
-        return self._cache[key]
+        found = self._cache.get(key)
+        if found is None:
+            found = self._cache[key] = make()
+        return found
 
     def engine(self, engines: int, tp: int, level: float = 0.5) -> Engine:
         """One of so many engines, each spanning `tp` workers."""
@@ -128,7 +129,11 @@ class Outlook:
 
     def solo_seconds(self, workers: int) -> float:
         """A step alone on so many workers."""
-        return self.rollout_seconds(workers // self.shape.tp, self.shape.tp) + self.training_seconds(workers)
+        tp = self.shape.tp
+        return self.kept(
+            ("solo_seconds", workers),
+            lambda: self.rollout_seconds(workers // tp, tp) + self.training_seconds(workers),
+        )
 
     def memory(self, engines: int, tp: int, workers: int) -> Memory:
         return self.kept(("memory", engines, tp, workers), lambda: self._memory(engines, tp, workers))
@@ -142,6 +147,7 @@ class Outlook:
             tp=tp,
             workers=workers,
             device_bytes=self.hardware.device_bytes,
+            whole=shape.whole,
         )
 
     def memory_moved(self, sequences: float, tp: int) -> float:

@@ -61,6 +61,9 @@ class PipelineShape:
     deadline: float | None = None
     """Seconds from its arrival until it must be done."""
     arrival: float = 0.0
+    whole: bool = False
+    """Whether every worker keeps all of the training state while the pipeline is awake, as our own actors do; else it
+    is divided among them, and in host memory during a rollout."""
 
     @property
     def sequences(self) -> int:

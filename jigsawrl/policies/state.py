@@ -215,13 +215,21 @@ class Migrate:
 
 
 @dataclass(frozen=True, slots=True)
+class Swap:
+    """The state of a pipeline that does not run goes to the store, or one that is to come is loaded."""
+
+    pipeline: str
+    out: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """Ask again then, if nothing happens before."""
 
     until: float
 
 
-Action = Start | Pause | Resume | Resize | Migrate | Wait
+Action = Start | Pause | Resume | Resize | Migrate | Swap | Wait
 
 
 class Policy(Protocol):

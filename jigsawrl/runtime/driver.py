@@ -14,13 +14,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from jigsawrl.config.tasks import CalculatorTask, EnvironmentTask, TextArenaTask
 from jigsawrl.engine.types import SampleKey, SampleOutput
 from jigsawrl.errors import JigsawError
+from jigsawrl.pipeline import kept
 from jigsawrl.pipeline.actor import TAIL_FRACTION
 from jigsawrl.pipeline.actor_process import ActorDied, ProcessHandle
 from jigsawrl.pipeline.engines import Engines
@@ -30,16 +31,20 @@ from jigsawrl.pipeline.workers import Workers
 from jigsawrl.processes import die_with_parent
 from jigsawrl.runtime.messages import (
     Asks,
+    Asleep,
     At,
     Began,
     Ends,
     FromDriver,
     Gather,
     Go,
+    Load,
+    Loads,
     Logged,
     Made,
     Over,
     Says,
+    Sleep,
     Stop,
     ToDriver,
 )
@@ -81,6 +86,7 @@ def driver_main(scheduler: Connection, actors: Sequence[Connection], assignment:
     try:
         around = Beside(line, actors, Store.attach(assignment.store), config)
         run(config, assignment.out, assignment.resume, Told(line), around)
+        around.forget()
         ends = Ends("finished")
     except KeyboardInterrupt as interrupt:
         ends = Ends("interrupted", str(interrupt))
@@ -99,6 +105,8 @@ class Line:
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
         self.stopping = False
+        self.sleepy = False
+        """Told to sleep, whoever heard it: that waits for the next permit."""
         self.kept: list[FromDriver] = []
         self.sent = now()
 
@@ -124,8 +132,8 @@ class Line:
             message: ToDriver = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             os._exit(1)
-        if isinstance(message, Stop):
-            self.stopping = True
+        self.stopping = self.stopping or isinstance(message, Stop)
+        self.sleepy = self.sleepy or isinstance(message, Sleep)
         return message
 
     def waiting(self) -> bool:
@@ -268,10 +276,14 @@ class Beside:
         self.where = tuple(range(len(actors)))
         """The worker that each actor is on."""
         self.told = ToldEvents(line, self)
+        self.asleep = False
         self.waited = 0.0
         """Seconds of this phase in which no engine had anything to do but wait for tools."""
 
     def workers(self, config: RunConfig, base: Path, device: str) -> Workers:
+        self.line.send(Loads())
+        while not isinstance(self.line.receive(), Load):
+            pass  # whoever wants it to stop is heard before the first phase
         self.gang.all("ready")
         return self.gang
 
@@ -281,11 +293,7 @@ class Beside:
     @contextmanager
     def phase(self, phase: Phase, step: int) -> Iterator[None]:
         self.line.send(Asks(phase, step))
-        go: ToDriver = self.line.receive()
-        while not isinstance(go, Go):
-            if isinstance(go, Stop) and phase == "rollout":
-                raise Stopped
-            go = self.line.receive()
+        go = self._permit(phase, step)
         self.engines.begin(go.engines)
         self.where = go.where
         self.waited = 0.0
@@ -301,6 +309,31 @@ class Beside:
         lengths = told_lengths(list(self.engines.lengths.values()))
         self.line.send(Over(phase, step, busy, len(go.engines), lengths, turns, self.waited))
 
+    def _permit(self, phase: Phase, step: int) -> Go:
+        """Waits for it; the state may have to make room meanwhile."""
+        while True:
+            if self.line.sleepy:
+                self._swap("sleep", step)
+                self.line.sleepy = False
+                self.line.send(Asleep())
+            told: ToDriver = self.line.receive()
+            match told:
+                case Stop() if phase == "rollout":
+                    self._wake(step)
+                    raise Stopped
+                case Go():
+                    self._wake(step)
+                    return told
+
+    def _wake(self, step: int) -> None:
+        if self.asleep:
+            self._swap("wake_up", step)
+
+    def _swap(self, verb: Literal["sleep", "wake_up"], step: int) -> None:
+        with self.told.span("swap", pipeline=self.name, step=step, verb=verb) as found:
+            found["bytes"] = self.gang.all(verb, self.store.root, self.name).bytes
+        self.asleep = verb == "sleep"
+
     def stopping(self) -> AbstractContextManager[Callable[[], bool]]:
         return nullcontext(self._stopping)
 
@@ -311,7 +344,7 @@ class Beside:
 
     def remember(self, step: int, workers: Workers, state: dict[str, Any]) -> Callable[[], Tensors]:
         """An actor puts it into the store; from there it is read, and written to disk."""
-        workers.first("publish_state", self.store.root, f"{self.name}/state", step, state)
+        workers.first("publish", self.store.root, self.name, step, state)
 
         def saved() -> Tensors:
             found = self.recall()
@@ -321,14 +354,12 @@ class Beside:
         return saved
 
     def recall(self) -> Checkpoint | None:
-        entry = self.store.get(f"{self.name}/state")
-        if entry is None:
-            return None
-        tensors: dict[str, dict[str, Any]] = {}
-        for name, tensor in entry.tensors.items():
-            part, _, key = name.partition("/")
-            tensors.setdefault(part, {})[key] = tensor
-        return Checkpoint(entry.version, tensors, dict(entry.meta), Path(entry.name))
+        return kept.recall(self.store, self.name)
+
+    def forget(self) -> None:
+        """All is on the disk: the room in the store is others'."""
+        for each in self.store.names(f"{self.name}/"):
+            self.store.drop(each)
 
 
 def told_lengths(lengths: list[int]) -> tuple[int, ...]:

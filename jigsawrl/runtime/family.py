@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from jigsawrl.pipeline.base import base_folder
 from jigsawrl.runtime.cores import go_on
+from jigsawrl.store import folders
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
@@ -41,7 +41,7 @@ class Family:
         self.name = config.name
         self.shares = shares
         workers = len(shares.workers)
-        self.meeting = Path(tempfile.mkdtemp(prefix="jigsawrl-"))
+        self.meeting = folders.meeting(store)
         self.line, theirs = context.Pipe()
         pipes: list[Connection] = []
         self.actors: list[BaseProcess] = []

@@ -83,7 +83,8 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
 def _run(
     asked: Mix, mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path | None, shares: Shares
 ) -> Outcome:
-    device, worker, count = kind_of(shares), shares.hardware(), len(shares.workers)
+    device, count = kind_of(shares), len(shares.workers)
+    worker = shares.hardware().limited(mix.config.memory)
     configs = {name: own_config(mix, name, device) for name in mix.config.pipelines}
     known = workloads_of(mix.config.profile)
     members = {

@@ -166,7 +166,7 @@ def first_outlook(
     known: Workload | None,
 ) -> Outlook:
     """Before anything was seen of it in this run; `known` is what an earlier one learned."""
-    shape = pipeline_shape(name, run, entry)
+    shape = replace(pipeline_shape(name, run, entry), whole=True)
     if known is not None:
         waits = max(1, round(known.turns) - 1)
         shape = replace(shape, turns=max(1, round(known.turns)), tool_seconds=known.tool_seconds / waits)

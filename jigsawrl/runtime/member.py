@@ -28,6 +28,8 @@ class Member:
     began: bool = False
     asked: tuple[Phase, int] | None = None
     """Phase and step that its driver waits for."""
+    loads: bool = False
+    """Whether its driver waits for room to set its actors up."""
     done: int = 0
     furthest: int = 0
     """The last step that it ever made."""

@@ -13,6 +13,11 @@ from jigsawrl.telemetry.events import Substage
 
 
 @dataclass(frozen=True, slots=True)
+class Loads:
+    """It could set its actors up: from then on its state is awake."""
+
+
+@dataclass(frozen=True, slots=True)
 class Began:
     """Its loop is set up; so many steps were made before."""
 
@@ -59,6 +64,11 @@ class Over:
 
 
 @dataclass(frozen=True, slots=True)
+class Asleep:
+    """Its state is in the store, and nowhere else."""
+
+
+@dataclass(frozen=True, slots=True)
 class Made:
     """A step is done."""
 
@@ -89,7 +99,7 @@ class Ends:
     refused: bool = False
 
 
-FromDriver = Began | Asks | At | Over | Made | Says | Logged | Ends
+FromDriver = Loads | Began | Asks | At | Over | Asleep | Made | Says | Logged | Ends
 
 # To a driver
 
@@ -113,8 +123,18 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """There is room for its state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Its state goes to the store, and comes back with the next `Go`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Finish the step, save, end."""
 
 
-ToDriver = Go | Gather | Stop
+ToDriver = Load | Go | Gather | Sleep | Stop

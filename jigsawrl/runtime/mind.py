@@ -11,9 +11,22 @@ from typing import Any
 
 from jigsawrl.graph.interference import Interference
 from jigsawrl.graph.outlook import Outlook
-from jigsawrl.policies.state import Action, Event, Migrate, Pause, Phase, Policy, Resize, Resume, Start, Woken
+from jigsawrl.policies.state import (
+    Action,
+    Event,
+    Migrate,
+    Pause,
+    Phase,
+    Policy,
+    Resize,
+    Resume,
+    Start,
+    Swap,
+    Woken,
+)
 from jigsawrl.runtime.learning import Learned, Seen
-from jigsawrl.runtime.messages import Asks, At, Began, Over
+from jigsawrl.runtime.memory import Memory
+from jigsawrl.runtime.messages import Asks, At, Began, Loads, Over
 from jigsawrl.runtime.world import World
 
 
@@ -39,8 +52,8 @@ class Due:
     """The time that a `Wait` named has come. Of no pipeline."""
 
 
-News = Began | Asks | At | Over | Lost | Gone | Held | Due
-_ALL: tuple[type[News], ...] = (Began, Asks, At, Over, Lost, Gone, Held, Due)
+News = Loads | Began | Asks | At | Over | Lost | Gone | Held | Due
+_ALL: tuple[type[News], ...] = (Loads, Began, Asks, At, Over, Lost, Gone, Held, Due)
 _KINDS: dict[str, Callable[..., News]] = {kind.__name__: kind for kind in _ALL}
 
 
@@ -86,20 +99,27 @@ class Mind:
     device_bytes: float
     world: World = field(init=False)
     thoughts: dict[str, Thought] = field(default_factory=dict)
+    memory: Memory = field(init=False)
+    loading: list[str] = field(default_factory=list)
+    """Pipelines that wait for room to be set up."""
     events: list[Event] = field(default_factory=list)
     """That nothing was decided on yet."""
 
     def __post_init__(self) -> None:
         self.world = World(self.table, self.workers, self.device_bytes)
+        self.memory = Memory(self.device_bytes)
 
     def join(self, name: str, outlook: Outlook) -> None:
         """It may begin from now on."""
         self.thoughts[name] = Thought(Learned(outlook))
+        self.memory.states[name] = outlook.memory(self.workers, 1, self.workers).host
 
     def hear(self, name: str, news: News) -> None:
         match news:
             case Due():
                 self.events.append(Woken())
+            case Loads():
+                self.loading.append(name)
             case Began(steps, done):
                 self._began(name, steps, done)
             case Asks(phase, step):
@@ -115,15 +135,21 @@ class Mind:
             case Lost():
                 self._lost(name)
             case Gone():
-                self.thoughts[name].could = None
+                self._forget(name)
                 gone = self.world.leave(name) if name in self.world.pipelines else Woken()
                 self.events.append(gone)
 
-    def decide(self) -> list[Action]:
-        """What to do, as if it were done."""
+    def decide(self, everyone: bool = True) -> list[Action]:
+        """What to do, as if it were done. Where not everyone is there who should be, only to set them up.
+
+        Who waits to be set up gets the next room that comes free.
+        """
+        actions = self._load()
+        if self.loading or not everyone:
+            return actions
         events, self.events = self.events, []
-        actions = self.policy.decide(self.world.state(), events)
-        for action in actions:
+        chosen = self.policy.decide(self.world.state(), events)
+        for action in chosen:
             match action:
                 case Start():
                     self._start(action)
@@ -133,7 +159,28 @@ class Mind:
                     self.world.lanes.pause(lane, isinstance(action, Pause))
                 case Resize(lane, share):
                     self.world.lanes.resize(lane, share)
+        return [*actions, *self._sleep(0.0), *chosen]
+
+    def _load(self) -> list[Action]:
+        actions: list[Action] = []
+        while self.loading:
+            name = self.loading[0]
+            needed = self.memory.states[name]
+            if self.memory.to_sleep(self._running(), max(self.world.held), needed) is None:
+                break
+            actions += [*self._sleep(needed), Swap(name, out=False)]
+            self.memory.wakes(self.loading.pop(0), self.world.lanes.now)
         return actions
+
+    def _sleep(self, needed: float) -> list[Action]:
+        """Those that do not run and are in the way."""
+        names = self.memory.to_sleep(self._running(), max(self.world.held), needed) or []
+        for name in names:
+            self.memory.sleeps(name)
+        return [Swap(name, out=True) for name in names]
+
+    def _running(self) -> set[str]:
+        return {name for name, pipeline in self.world.pipelines.items() if pipeline.status == "running"}
 
     def runs(self, name: str, phase: Phase, step: int) -> bool:
         """Whether a pipeline may be at it now."""
@@ -187,8 +234,14 @@ class Mind:
             thought.could = None
             self.events.append(self.world.leave(name))
 
-    def _lost(self, name: str) -> None:
+    def _forget(self, name: str) -> None:
         self.thoughts[name].could = None
+        self.memory.sleeps(name)
+        if name in self.loading:
+            self.loading.remove(name)
+
+    def _lost(self, name: str) -> None:
+        self._forget(name)
         if name in self.world.pipelines:
             self.world.drop(name)
             self.world.pipelines[name].status = "done"
@@ -197,6 +250,7 @@ class Mind:
         world, thought = self.world, self.thoughts[action.pipeline]
         world.start(action)
         thought.since, thought.alone = world.lanes.now, True
+        self.memory.wakes(action.pipeline, world.lanes.now)
         lanes = [world.lanes.lanes[key] for key in world.pipelines[action.pipeline].lanes]
         thought.foreseen = max(lane.left_in_all() for lane in lanes)
         shared = {key for there in world.lanes.on_worker if len(there) > 1 for key in there}

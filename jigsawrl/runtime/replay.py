@@ -93,5 +93,8 @@ class Again:
             self.mind.hear(*read(entry))
         if not event["decides"]:
             return None
-        made = (jsonl.decode(jsonl.encode(written_action(action))) for action in self.mind.decide())
+        made = (
+            jsonl.decode(jsonl.encode(written_action(action)))
+            for action in self.mind.decide(event["everyone"])
+        )
         return Decision(event["at"], [], [each for each in made if each])

@@ -16,22 +16,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.policies.state import Action, Migrate, Start, Wait
+from jigsawrl.policies.state import Action, Migrate, Start, Swap, Wait
 from jigsawrl.runtime.control import Control
 from jigsawrl.runtime.cores import go_on
 from jigsawrl.runtime.family import Family, how_it_ended
 from jigsawrl.runtime.member import RETRIES, Member
 from jigsawrl.runtime.messages import (
     Asks,
+    Asleep,
     At,
     Began,
     Ends,
     FromDriver,
     Gather,
+    Load,
+    Loads,
     Logged,
     Made,
     Over,
     Says,
+    Sleep,
     Stop,
     ToDriver,
 )
@@ -75,6 +79,8 @@ class Scheduler:
     work: Work = field(default_factory=Work)
     news: list[tuple[str, News]] = field(default_factory=list)
     """That the mind has not heard yet."""
+    falling_asleep: set[str] = field(default_factory=set)
+    """Pipelines that make room; nobody takes it before they have."""
     wakes: list[float] = field(default_factory=list)
     started: float = field(default_factory=now)
     stopping: bool = False
@@ -127,6 +133,7 @@ class Scheduler:
             self.news.append(("", Due()))
         if self.news:
             self._think()
+        self._let_run()
         self.watch.show(self.mind.world, self.members)
         if ready:
             self.log.flush()
@@ -150,7 +157,7 @@ class Scheduler:
                 self._start_family(member, self.resume)
 
     def _start_family(self, member: Member, resume: bool) -> None:
-        member.ends, member.asked, member.paused = None, None, set()
+        member.ends, member.asked, member.loads, member.paused = None, None, False, set()
         member.family = Family(member.config, member.out, resume, self.store, self.shares)
         self.selector.register(member.family.line, selectors.EVENT_READ, (member.name, "line"))
         for sentinel in member.family.sentinels:
@@ -198,6 +205,7 @@ class Scheduler:
             first = reason.splitlines()[0] if reason else "for no known reason"
             self.progress.message(f"{member.name}: {first}; it goes on from step {member.done}")
             self.news.append((member.name, Lost()))
+            self.falling_asleep.discard(member.name)
             self._start_family(member, resume=True)
 
     def _end(self, member: Member, how: str, reason: str) -> None:
@@ -207,6 +215,7 @@ class Scheduler:
         if how == "failed":
             self.progress.message(f"{member.name}: failed: {reason}")
         self.news.append((member.name, Gone()))
+        self.falling_asleep.discard(member.name)
 
     def _stop_all(self) -> None:
         self.stopping = True
@@ -244,6 +253,11 @@ class Scheduler:
 
     def _hear(self, member: Member, message: FromDriver) -> None:
         match message:
+            case Loads():
+                member.loads = True
+                self.news.append((member.name, message))
+            case Asleep():
+                self.falling_asleep.discard(member.name)
             case At(-1, substage):
                 member.training = substage
             case At():
@@ -319,19 +333,28 @@ class Scheduler:
             if isinstance(each, Over):
                 self._log_phase(name, each, at)
             self.mind.hear(name, each)
-        decides = bool(self.mind.events) and self._everyone_is_there()
+        everyone = self._everyone_is_there()
+        decides = bool(self.mind.loading) or (everyone and bool(self.mind.events))
         heard = [written(name, each) for name, each in news]
-        self.log.keep("turn", at=at, heard=heard, decides=decides)
+        self.log.keep("turn", at=at, heard=heard, decides=decides, everyone=everyone)
         if decides:
             self.work.decisions += 1
-            if self.first_decision is None:
+            if everyone and self.first_decision is None:
                 self.first_decision = at
                 self.work.seconds -= time.process_time()
-            self._carry_out(self.mind.decide())
+            self._carry_out(self.mind.decide(everyone))
         elif any(member.paused for member in self.members.values()):
             place(self.mind.world, self.members, self.shares)  # what stood still may be gone
+
+    def _let_run(self) -> None:
+        """Whoever waits for what was decided; not before there is room."""
+        if self.falling_asleep:
+            return
         for member in self.members.values():
-            if member.asked is not None and self.mind.runs(member.name, *member.asked):
+            if member.loads and member.name in self.mind.memory.awake:
+                member.loads = False
+                self._tell(member, Load())
+            elif member.asked is not None and self.mind.runs(member.name, *member.asked):
                 self._go(member)
 
     def _log_phase(self, name: str, over: Over, at: float) -> None:
@@ -364,6 +387,9 @@ class Scheduler:
                     )
                 case Migrate(name):
                     self._tell(self.members[name], Gather(tuple(place[0] for place in action.places)))
+                case Swap(name, out=True):
+                    self.falling_asleep.add(name)
+                    self._tell(self.members[name], Sleep())
                 case Wait(until):
                     self.wakes = sorted([*self.wakes, until])
 

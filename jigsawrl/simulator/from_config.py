@@ -84,6 +84,7 @@ def scene_of(mix: Mix) -> Scene:
     if config.hardware is not None:
         require("hardware", config.hardware.lower(), list(HARDWARE))
     hardware = profile.hardware if config.hardware is None else hardware_named(config.hardware)
+    hardware = hardware.limited(config.memory)
     jobs, origins = [], []
     for name, entry in config.pipelines.items():
         if entry.workload is not None:

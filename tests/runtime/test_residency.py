@@ -1,0 +1,79 @@
+"""Pipelines that do not fit beside each other take turns in memory, and learn the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mixes import CALC, STEPS, SUMS, Results, events, result, run_here, write_mix
+
+from jigsawrl.config.pipelines import load_mix
+from jigsawrl.errors import JigsawError
+from jigsawrl.graph.cpu import cpu_worker
+from jigsawrl.runtime.launch import member_of, own_config
+from jigsawrl.runtime.memory import Memory
+from jigsawrl.runtime.replay import replayed
+
+LIMITS = st.dictionaries(st.sampled_from("abcdef"), st.floats(1, 100), min_size=1)
+
+
+@given(LIMITS, st.floats(1, 300), st.floats(0, 100), st.data())
+def test_whoever_is_left_awake_fits(
+    states: dict[str, float], limit: float, needed: float, data: st.DataObject
+) -> None:
+    memory = Memory(limit, states)
+    for time, name in enumerate(data.draw(st.permutations(sorted(states)))):
+        memory.wakes(name, time)
+    running = data.draw(st.sets(st.sampled_from(sorted(states))))
+    held = sum(states[name] for name in running)
+    idle = [name for name in memory.awake if name not in running]
+    chosen = memory.to_sleep(running, held, needed)
+    if chosen is None:
+        assert held + needed > limit
+        return
+    assert chosen == idle[: len(chosen)], "the longest idle go first"
+    left = sum(states[name] for name in idle[len(chosen) :])
+    assert held + needed + left <= limit + 1e-9
+    if chosen:
+        assert held + needed + left + states[chosen[-1]] > limit - 1e-9, "and no more than must"
+
+
+def write_tight_mix(folder: Path, policy: str, spare: float) -> Path:
+    """Two pipelines on workers that hold what one needs when it runs, and `spare` times the state of another."""
+    file = write_mix(folder, policy, a=SUMS, b=CALC)
+    mix = load_mix(file)
+    worker = cpu_worker(1, 2)
+    sizes = [
+        member_of(mix, name, own_config(mix, name, "cpu"), folder, worker, None).outlook.memory(2, 1, 2)
+        for name in ("a", "b")
+    ]
+    needed = max(max(size.rollout, size.training) for size in sizes)
+    limit = needed + spare * min(size.host for size in sizes)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "memory": limit / 1e9}))
+    return file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["jigsaw", "concurrent"])
+def test_one_sleeps_while_the_other_runs_and_both_learn_the_same(
+    policy: str, alone: Results, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    outcome = run_here(write_tight_mix(tmp_path, policy, 0.5), out)
+    assert [(each.how, each.steps) for each in outcome.pipelines] == [("finished", STEPS)] * 2
+    assert {name: result(out / name) for name in ("a", "b")} == alone
+    swaps = [event for event in events(out, "substage") if event["substage"] == "swap"]
+    assert {(swap["pipeline"], swap["verb"]) for swap in swaps} >= {("a", "sleep"), ("a", "wake_up")}
+    assert all(swap["t1"] > swap["t0"] for swap in swaps)
+    assert any(swap["bytes"] > 0 for swap in swaps if swap["verb"] == "wake_up")
+    assert all(each.same for each in replayed(out))
+
+
+def test_what_never_fits_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    file = write_tight_mix(tmp_path, "jigsaw", -1.5)
+    with pytest.raises(JigsawError, match=r"needs .* GB on each of 2 workers"):
+        run_here(file, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
