@@ -59,7 +59,11 @@ class DecodeCurve:
         return np.concatenate(([0.0], self.remaining)), np.concatenate(([0.0], self.seconds))
 
     def active_at(self, passes: float) -> int:
-        return len(self.remaining) - int(np.searchsorted(self.remaining, passes, side="right"))
+        return len(self.remaining) - self._ended(passes)
+
+    def _ended(self, passes: float) -> int:
+        """How many are done by then."""
+        return int(self.remaining.searchsorted(passes, side="right"))
 
     def tail_start(self) -> float:
         """The pass from which on the fixed cost of a pass outweighs what its sequences cost."""
@@ -75,10 +79,10 @@ class DecodeCurve:
         return float(self.remaining[ended - 1]) if ended > 0 else 0.0
 
     def _mean_context(self, passes: float) -> float:
-        alive = self.remaining > passes
-        return float(self.context[alive].mean() + passes) if alive.any() else passes
+        alive = self.context[self._ended(passes) :]
+        return float(alive.mean() + passes) if len(alive) else passes
 
     def after(self, passes: float) -> tuple[Floats, Floats]:
         """What is left of the survivors, and what they have behind them."""
-        alive = self.remaining > passes
-        return self.remaining[alive] - passes, self.context[alive] + passes
+        ended = self._ended(passes)
+        return self.remaining[ended:] - passes, self.context[ended:] + passes

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from jigsawrl.graph.interference import SIGNATURES, Interference, Occupant, Signature
 from jigsawrl.telemetry.events import Substage
 
-Crowd = tuple[tuple[int, Signature, float], ...]
-"""Lanes that take a part of a worker or of its links, with what binds them and their shares."""
+Mix = tuple[tuple[Signature, float], ...]
+"""What takes a part of a worker or of its links: what binds it, and its share."""
+Together = tuple[int, ...]
+"""Lanes on one worker, in the order they came."""
 INSTANT = 1e-9
 """Seconds below which a sub-stage counts as done."""
 
@@ -55,7 +57,7 @@ class Lane:
     @property
     def occupies(self) -> bool:
         """Whether it takes a part of its workers now."""
-        return not self.paused and SIGNATURES[self.segment.kind] not in ("host", "link")
+        return not self.paused and SIGNATURES[self.segments[self.index].kind] not in ("host", "link")
 
     def copy(self) -> Lane:
         return Lane(
@@ -84,7 +86,17 @@ class Lane:
         return (self.left_then - self.left) / self.segment.seconds if self.segment.seconds > 0 else 0.0
 
     def left_in_all(self) -> float:
-        return self.left + sum(segment.seconds for segment in self.segments[self.index + 1 :])
+        return self.left + sum([segment.seconds for segment in self.segments[self.index + 1 :]])
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How lanes on one worker get along."""
+
+    speeds: dict[int, float]
+    """That the worker gives to each lane which feels others."""
+    handed_out: float
+    """Of the worker, in shares."""
 
 
 class Lanes:
@@ -94,10 +106,14 @@ class Lanes:
         self.table = table
         self.now = now
         self.lanes: dict[int, Lane] = {}
-        self.on_worker: list[tuple[int, ...]] = [()] * workers
-        """Lanes on each worker, in the order they came."""
+        self.on_worker: list[Together] = [()] * workers
         self._touched: set[int] = set()
-        self._known: dict[tuple[tuple[tuple[Signature, float], ...], int], float] = {}
+        self._known: dict[Mix, tuple[float, ...]] = {}
+        """Speeds in mixes that there were before."""
+        self._sharing: dict[Together, Sharing] = {}
+        """Of workers where nothing has changed since it was reckoned."""
+        self._crowds: dict[Together, int] = {}
+        """How many of them do not wait for a host; forgotten when any lane goes on."""
 
     def copy(self) -> Lanes:
         self._settle()
@@ -105,7 +121,7 @@ class Lanes:
         other.table, other.now, other._known = self.table, self.now, self._known
         other.lanes = {key: lane.copy() for key, lane in self.lanes.items()}
         other.on_worker = list(self.on_worker)
-        other._touched = set()
+        other._touched, other._sharing, other._crowds = set(), {}, {}
         return other
 
     def add(self, lane: Lane) -> None:
@@ -114,13 +130,15 @@ class Lanes:
         lane.mark(self.now)
         self.lanes[lane.id] = lane
         for worker in lane.workers:
+            self._sharing.pop(self.on_worker[worker], None)
             self.on_worker[worker] += (lane.id,)
         self._touched.update(lane.workers)
 
     def remove(self, lane_id: int) -> Lane:
         lane = self.lanes.pop(lane_id)
         for worker in lane.workers:
-            self.on_worker[worker] = tuple(key for key in self.on_worker[worker] if key != lane_id)
+            self._sharing.pop(self.on_worker[worker], None)
+            self.on_worker[worker] = tuple([key for key in self.on_worker[worker] if key != lane_id])
         self._touched.update(lane.workers)
         return lane
 
@@ -169,6 +187,7 @@ class Lanes:
         """Other sub-stages than were foreseen from here on; the first of them begins now."""
         lane.segments, lane.index, lane.left = segments, 0, segments[0].seconds
         lane.mark(self.now)
+        self._crowds.clear()
         self._touched.update(lane.workers)
 
     def proceed(self, lane: Lane) -> bool:
@@ -181,17 +200,27 @@ class Lanes:
         lane.index += 1
         lane.left = lane.segment.seconds
         lane.mark(self.now)
+        self._crowds.clear()
         if before != lane.occupies or signature != SIGNATURES[lane.segment.kind]:
             self._touched.update(lane.workers)
         return True
 
     def crowd(self, worker: int) -> int:
         """Lanes on the worker that do not wait for a host just now: others may run beside those that do."""
-        return sum(SIGNATURES[self.lanes[key].segment.kind] != "host" for key in self.on_worker[worker])
+        there = self.on_worker[worker]
+        if there not in self._crowds:
+            kinds = [self.lanes[key].segment.kind for key in there]
+            self._crowds[there] = sum(SIGNATURES[kind] != "host" for kind in kinds)
+        return self._crowds[there]
 
     def occupants(self, worker: int) -> list[Lane]:
         """Lanes that take a part of the worker now."""
         return [lane for key in self.on_worker[worker] if (lane := self.lanes[key]).occupies]
+
+    def handed_out(self, worker: int) -> float:
+        """The sum of the occupants' shares."""
+        self._settle()
+        return self._shared(self.on_worker[worker]).handed_out
 
     def _settle(self) -> None:
         """New speeds for every lane on a worker where something changed."""
@@ -199,7 +228,8 @@ class Lanes:
             return
         crowds = {self.on_worker[worker] for worker in self._touched}
         self._touched.clear()
-        seen: dict[tuple[int, ...], Crowd] = {}
+        for crowd in crowds:
+            self._sharing.pop(crowd, None)
         for key in {key for crowd in crowds for key in crowd}:
             lane = self.lanes[key]
             if lane.paused:
@@ -207,30 +237,31 @@ class Lanes:
             elif SIGNATURES[lane.segment.kind] == "host":
                 lane.speed = 1.0
             else:
-                lane.speed = self._pace(lane, seen)
+                around = {self.on_worker[worker] for worker in lane.workers}
+                lane.speed = min([1.0, *[self._shared(there).speeds[key] for there in around]])
 
-    def _pace(self, lane: Lane, seen: dict[tuple[int, ...], Crowd]) -> float:
-        """Of a lane, as the slowest of its workers lets it; `seen` remembers who is on workers with these lanes."""
-        slowest = 1.0
-        for ids in {self.on_worker[worker] for worker in lane.workers}:
-            crowd = seen.get(ids)
-            if crowd is None:
-                crowd = seen[ids] = tuple(
-                    (other.id, SIGNATURES[other.segment.kind], other.share)
-                    for key in ids
-                    if not (other := self.lanes[key]).paused and SIGNATURES[other.segment.kind] != "host"
-                )
-            slowest = min(slowest, self._speed(lane.id, crowd))
-        return slowest
+    def _shared(self, there: Together) -> Sharing:
+        sharing = self._sharing.get(there)
+        if sharing is None:
+            sharing = self._sharing[there] = self._reckon(there)
+        return sharing
 
-    def _speed(self, lane_id: int, crowd: Crowd) -> float:
-        if len(crowd) == 1 and crowd[0][2] == 1.0:
-            return 1.0
-        own = next(place for place, (key, _, _) in enumerate(crowd) if key == lane_id)
-        situation = tuple([(signature, share) for _, signature, share in crowd]), own
-        speed = self._known.get(situation)
-        if speed is None:
-            occupants = [Occupant(signature, share) for _, signature, share in crowd]
-            speed = self.table.speed(occupants[own], occupants[:own] + occupants[own + 1 :])
-            self._known[situation] = speed
-        return speed
+    def _reckon(self, there: Together) -> Sharing:
+        ids, mix, handed_out = [], [], 0.0
+        for key in there:
+            lane = self.lanes[key]
+            signature = SIGNATURES[lane.segment.kind]
+            if not lane.paused and signature != "host":
+                ids.append(key)
+                mix.append((signature, lane.share))
+                handed_out += lane.share if signature != "link" else 0.0
+        situation = tuple(mix)
+        if situation not in self._known:
+            self._known[situation] = self._speeds(situation)
+        return Sharing(dict(zip(ids, self._known[situation], strict=True)), handed_out)
+
+    def _speeds(self, mix: Mix) -> tuple[float, ...]:
+        if len(mix) == 1 and mix[0][1] == 1.0:
+            return (1.0,)
+        crowd = [Occupant(signature, share) for signature, share in mix]
+        return tuple(self.table.speed(one, crowd[:i] + crowd[i + 1 :]) for i, one in enumerate(crowd))

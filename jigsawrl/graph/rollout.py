@@ -137,27 +137,30 @@ def _as_they_fit(
     keep what they have generated, and enter again first. One sequence alone may always run.
     """
     waiting: deque[tuple[float, float]] = deque((prompt_tokens, length) for length in lengths.tolist())
-    running: list[tuple[float, int]] = []  # by the pass in which they end; a number that tells them apart
-    latest: list[int] = []  # the same, by when they came; those that ended are skipped
-    held: dict[int, tuple[float, float]] = {}  # pass and context at which each came in
+    ending: list[tuple[float, int]] = []  # by the pass in which they end; a number that tells them apart
+    latest: list[int] = []  # the same, by when they came; in both, those that are gone are skipped
+    held: dict[int, tuple[float, float, float]] = {}  # pass and context when it came, pass of its end
     seconds, now, used, number, entered = 0.0, 0.0, 0.0, 0, 0
-    reserved = RESERVED
-    while waiting or running:
+    reserved, ahead = RESERVED, min(LOOK_AHEAD, longest)
+    while waiting or held:
         while waiting:
-            active = len(running)
-            grown = used / active - prompt_tokens if active else 0.0
-            growth = reserved * active * min(LOOK_AHEAD, max(0.0, longest - grown))
-            if active and used + waiting[0][0] + min(LOOK_AHEAD, longest) + growth > kv_tokens:
-                break
+            active = len(held)
+            if active:
+                grown = used / active - prompt_tokens
+                growth = reserved * active * min(LOOK_AHEAD, max(0.0, longest - grown))
+                if used + waiting[0][0] + ahead + growth > kv_tokens:
+                    break
             context, left = waiting.popleft()
             number += 1
             entered += 1
-            heapq.heappush(running, (now + left, number))
+            heapq.heappush(ending, (now + left, number))
             latest.append(number)
-            held[number] = now, context
+            held[number] = now, context, now + left
             used += context
-        active = len(running)
-        passes = running[0][0] - now
+        active = len(held)
+        while ending[0][1] not in held:
+            heapq.heappop(ending)
+        passes = ending[0][0] - now
         if waiting and reserved > LEAST_RESERVED:
             passes = min(passes, STRIDE)
         if active > 1:
@@ -166,20 +169,18 @@ def _as_they_fit(
         now += passes
         used += passes * active
         reserved = max(LEAST_RESERVED, reserved - passes * (RESERVED - LEAST_RESERVED) / FALLS_OVER)
-        while running and running[0][0] <= now:
-            _, ended = heapq.heappop(running)
-            came, context = held.pop(ended)
-            used -= context + now - came
-        if used + len(running) > kv_tokens and len(held) > 1:
-            ends = {each: end for end, each in running}
+        while ending and ending[0][0] <= now:
+            _, ended = heapq.heappop(ending)
+            if ended in held:
+                came, context, _ = held.pop(ended)
+                used -= context + now - came
+        if used + len(held) > kv_tokens and len(held) > 1:
             while len(held) > 1 and used + GIVE_WAY * len(held) > kv_tokens:
                 last = latest.pop()
                 if last not in held:
                     continue
-                came, context = held.pop(last)
+                came, context, end = held.pop(last)
                 used -= context + now - came
-                waiting.appendleft((context + now - came, ends[last] - now))
-            running = [(end, each) for end, each in running if each in held]
-            heapq.heapify(running)
+                waiting.appendleft((context + now - came, end - now))
             reserved = min(1.0, max(reserved, (used / len(held) - prompt_tokens + GIVE_WAY) / longest))
     return Passes(seconds, now, entered)

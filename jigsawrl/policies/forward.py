@@ -7,7 +7,7 @@ becomes ready starts on the blocks that nobody uses, or beside others if there a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from jigsawrl.graph.interference import SIGNATURES, Signature, company, mix_freely, side_by_side
@@ -16,7 +16,7 @@ from jigsawrl.policies.state import Migrate, Phase, Pipeline, Place, Start, Stat
 
 BLOCKS = 8
 EVENTS = 128
-"""A future is followed for so many events at most, divided by the pipelines in it."""
+"""A future is followed for so many events at most, divided by the pipelines in it; by two to the end of all work."""
 
 SLOWEST = 8.0
 """A pipeline that stands still for a while is not thought to stand still for ever."""
@@ -24,17 +24,30 @@ LATE = 10.0
 """A second late weighs as much as so many seconds more for all."""
 
 Piece = tuple[Signature, float]
+Pieces = tuple[Piece, ...]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Seconds of a pipeline's phases and of a step of it, alone on all workers."""
+
+    rollout: float
+    training: float
+    step: float
+
+
+@dataclass(slots=True, eq=False)
 class Course:
     """A pipeline on its way: the pieces of its phase that are left, last first, or none while it waits."""
 
     pipeline: Pipeline
+    alone: Alone
     step: int
     phase: Phase
-    pieces: list[Piece]
+    pieces: Pieces = ()
     blocks: Place = ()
+    signature: Signature = "host"
+    """What binds the piece at hand."""
     left: float = 0.0
     """Of the piece at hand, alone on whole workers."""
     speed: float = 1.0
@@ -48,10 +61,12 @@ class Course:
     def copy(self) -> Course:
         return Course(
             self.pipeline,
+            self.alone,
             self.step,
             self.phase,
-            list(self.pieces),
+            self.pieces,
             self.blocks,
+            self.signature,
             self.left,
             self.speed,
             self.whole,
@@ -60,13 +75,30 @@ class Course:
             self.at_first,
         )
 
+    def begin(self, pieces: Pieces) -> None:
+        """Sets out on the first of these."""
+        self.pieces = pieces
+        self.signature, self.left = pieces[-1]
+
     @property
     def part_left(self) -> float:
         """Of its phase."""
         if not self.pieces:
             return 1.0
-        rest = self.left + sum(seconds for _, seconds in self.pieces[:-1])
+        rest = self.left + sum([seconds for _, seconds in self.pieces[:-1]])
         return rest / self.whole if self.whole > 0 else 0.0
+
+    @property
+    def work_left(self) -> float:
+        """Seconds of all its work that is left, alone on all workers."""
+        alone, steps = self.alone, self.pipeline.steps - self.step
+        if self.phase == "rollout":
+            return self.part_left * alone.rollout + alone.training + steps * alone.step
+        return self.part_left * alone.training + steps * alone.step
+
+
+Crowd = tuple[Course, ...]
+"""Who shares a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +112,19 @@ class Prospect:
     """Seconds by which pipelines will miss their times if they go on at this pace, all together."""
 
     def makespan(self, since: float) -> float:
-        """When all would be done at this rate; exact where nothing is left."""
+        """When all would be done at this rate, less as one after the other is done; exact where nothing is left.
+
+        Those that are together go on equally fast, so it is best if all have as much left.
+        """
         if not self.left:
             return self.now
         rate = max(1.0, self.done / max(self.now - since, 1e-9))
-        return self.now + max(max(self.left.values()), sum(self.left.values()) / rate)
+        gain = (rate - 1) / max(1, len(self.left) - 1)
+        end, before = self.now, 0.0
+        for count, left in zip(range(len(self.left), 0, -1), sorted(self.left.values()), strict=True):
+            end += (left - before) * count / min(count, 1 + gain * (count - 1))
+            before = left
+        return end
 
     def score(self, since: float) -> float:
         """The less the better."""
@@ -105,42 +145,61 @@ class Forward:
         """Company that a phase is put to by the rules, what is tried first first."""
         self.since = self.now = state.now
         self.late = 0.0
+        self.block_of = [int(worker / self.size) for worker in range(self.workers)]
+        self.speeds: dict[tuple[Signature, ...], tuple[float, ...]] = {}
+        """Of what shares a block, as far as it was asked."""
         self.held = [
             max(state.held[int(block * self.size) : int((block + 1) * self.size)])
             for block in range(self.blocks)
         ]
-        self.on_block: list[tuple[str, ...]] = [()] * self.blocks
+        self.on_block: list[Crowd] = [()] * self.blocks
         self.order: tuple[str, ...] = ()
         """Who goes first; those not named, longest remaining work first."""
         self.strict = False
         """Whether nobody overtakes one who finds no room."""
         self.divide = False
         """Whether those who wait together divide what is free, instead of the first taking it all."""
+        self.parts: Mapping[str, Place] = {}
+        """Workers that each rollout keeps to, while trainings take all; none if there are no such parts."""
         self.courses: dict[str, Course] = {}
         for pipeline in state.pipelines.values():
             if pipeline.status != "done":
-                course = Course(pipeline, pipeline.step, pipeline.phase, [], due=pipeline.due)
+                alone = self._alone(pipeline)
+                course = Course(pipeline, alone, pipeline.step, pipeline.phase, due=pipeline.due)
                 self.courses[pipeline.name] = course
                 if pipeline.status == "running":
                     self._take_over(course, state.running(pipeline))
-                course.at_first = self._left(course)
+                course.at_first = course.work_left
         self.at_first = sum(course.at_first for course in self.courses.values())
 
     def copy(self) -> Forward:
         other = Forward.__new__(Forward)
         other.workers, other.blocks, other.size = self.workers, self.blocks, self.size
         other.capacity, other.table, other.crowds = self.capacity, self.table, self.crowds
+        other.block_of, other.speeds = self.block_of, self.speeds
         other.since, other.now, other.late, other.at_first = self.since, self.now, self.late, self.at_first
-        other.held, other.on_block = list(self.held), list(self.on_block)
+        other.held = list(self.held)
         other.order, other.strict, other.divide = self.order, self.strict, self.divide
+        other.parts = self.parts
         other.courses = {name: course.copy() for name, course in self.courses.items()}
+        other.on_block = [
+            tuple([other.courses[course.pipeline.name] for course in there]) for there in self.on_block
+        ]
         return other
+
+    def _alone(self, pipeline: Pipeline) -> Alone:
+        outlook, tp = pipeline.outlook, pipeline.tp
+        return Alone(
+            outlook.rollout_seconds(max(1, self.workers // tp), tp),
+            outlook.training_seconds(self.workers),
+            outlook.solo_seconds(self.workers),
+        )
 
     def _take_over(self, course: Course, lanes: list[Lane]) -> None:
         """A running phase: its longest lane on the blocks of all."""
         longest = max(lanes, key=Lane.left_in_all)
         first = (SIGNATURES[longest.segment.kind], longest.left)
-        pieces = [first, *coarse(longest.segments[longest.index + 1 :])]
+        pieces = (*coarse(longest.segments[longest.index + 1 :]), first)
         whole = sum(segment.seconds for segment in longest.segments)
         self._run(course, pieces, self._blocks_of(w for lane in lanes for w in lane.workers), whole)
         outlook, span = course.pipeline.outlook, len(longest.workers)
@@ -150,7 +209,7 @@ class Forward:
             course.bytes = outlook.memory(len(lanes), span, self.workers).rollout
 
     def _blocks_of(self, workers: Iterable[int]) -> Place:
-        return tuple(sorted({int(worker / self.size) for worker in workers}))
+        return tuple(sorted({self.block_of[worker] for worker in workers}))
 
     # What may be done first
 
@@ -164,45 +223,50 @@ class Forward:
         """A tail goes on elsewhere, after its prefixes are run again."""
         course = self.courses[action.pipeline]
         self._leave(course)
-        pieces = coarse(segments)
-        self._run(course, pieces, self._blocks_of(action.workers), course.whole)
+        self._run(course, coarse(segments), self._blocks_of(action.workers), course.whole)
 
     def _start(self, course: Course, blocks: Place, engines: int, span: int) -> None:
         outlook = course.pipeline.outlook
-        if course.phase == "rollout":
-            pieces = outlook.kept(
-                ("coarse", engines, span), lambda: coarse(outlook.engine(engines, span).segments)
-            )
-            course.bytes = outlook.memory(engines, span, self.workers).rollout
-        else:
-            gang = engines * span
-            pieces = outlook.kept(("coarse", gang), lambda: coarse(outlook.training(gang)))
-            course.bytes = outlook.memory(1, course.pipeline.tp, gang).training
+        pieces, whole, course.bytes = outlook.kept(
+            ("phase", course.phase, engines, span, self.workers),
+            lambda: self._phase(course, engines, span),
+        )
         for block in blocks:
             self.held[block] += course.bytes
-        self._run(course, pieces, blocks, sum(seconds for _, seconds in pieces))
+        self._run(course, pieces, blocks, whole)
 
-    def _run(self, course: Course, pieces: list[Piece], blocks: Place, whole: float) -> None:
-        course.pieces = pieces[::-1] or [("host", 0.0)]
-        course.left, course.blocks, course.whole = course.pieces[-1][1], blocks, whole
+    def _phase(self, course: Course, engines: int, span: int) -> tuple[Pieces, float, float]:
+        """Its pieces, its seconds in all, and its bytes on each worker, with so many engines over `span` workers."""
+        outlook, gang = course.pipeline.outlook, engines * span
+        if course.phase == "rollout":
+            pieces = coarse(outlook.engine(engines, span).segments)
+            bytes_ = outlook.memory(engines, span, self.workers).rollout
+        else:
+            pieces = coarse(outlook.training(gang))
+            bytes_ = outlook.memory(1, course.pipeline.tp, gang).training
+        return pieces, sum(seconds for _, seconds in reversed(pieces)), bytes_
+
+    def _run(self, course: Course, pieces: Pieces, blocks: Place, whole: float) -> None:
+        course.begin(pieces or (("host", 0.0),))
+        course.blocks, course.whole = blocks, whole
         for block in blocks:
-            self.on_block[block] += (course.pipeline.name,)
+            self.on_block[block] += (course,)
 
     def _leave(self, course: Course) -> None:
-        name = course.pipeline.name
         for block in course.blocks:
-            self.on_block[block] = tuple(other for other in self.on_block[block] if other != name)
+            self.on_block[block] = tuple([other for other in self.on_block[block] if other is not course])
 
     # The rules
 
     def follow(self, until: float) -> Prospect:
         """Rolls on to a time, or until every pipeline is done."""
-        self._pace()
-        for _ in range(max(8, EVENTS // max(1, len(self.courses)))):
-            running = [course for course in self.courses.values() if course.pieces]
+        running, crowds = self._running(), self._crowds()
+        self._pace(running, crowds)
+        most = EVENTS // 2 if until == float("inf") else max(8, EVENTS // max(1, len(self.courses)))
+        for _ in range(most):
             if not running:
                 break
-            elapsed = min(course.left / course.speed for course in running)
+            elapsed = min([course.left / course.speed for course in running])
             if self.now + elapsed > until:
                 elapsed = until - self.now
             self.now += elapsed
@@ -215,15 +279,23 @@ class Forward:
                 break
             if freed:
                 self._start_what_fits()
-            self._pace()
+                running, crowds = self._running(), self._crowds()
+            self._pace(running, crowds)
         return self._prospect()
+
+    def _running(self) -> list[Course]:
+        return [course for course in self.courses.values() if course.pieces]
+
+    def _crowds(self) -> list[Crowd]:
+        """Those who share blocks, each crowd once."""
+        return [there for there in set(self.on_block) if len(there) > 1]
 
     def _end_piece(self, course: Course) -> bool:
         """On to the next piece; True if the phase is over."""
-        course.pieces.pop()
-        if course.pieces:
-            course.left = course.pieces[-1][1]
+        if len(course.pieces) > 1:
+            course.begin(course.pieces[:-1])
             return False
+        course.pieces = ()
         self._leave(course)
         for block in course.blocks:
             self.held[block] -= course.bytes
@@ -238,78 +310,70 @@ class Forward:
         return True
 
     def _start_what_fits(self) -> None:
+        """Where those on a block wait for a host just now, there is room as if they were not there."""
+        crowd = [sum([course.signature != "host" for course in there]) for there in self.on_block]
+        if min(crowd) > self.crowds[-1]:
+            return
         waiting = [course for course in self.courses.values() if not course.pieces]
         if len(waiting) > 1:
             waiting.sort(key=self._rank)
         for number, course in enumerate(waiting):
-            blocks = self._room(course, len(waiting) - number if self.divide else 0)
+            blocks = self._room(course, crowd, len(waiting) - number if self.divide else 0)
             if blocks:
                 workers = int(len(blocks) * self.size)
                 tp = min(course.pipeline.tp, workers)
                 self._start(course, blocks, max(1, workers // tp), tp)
+                for block in blocks:
+                    crowd[block] += course.signature != "host"
             elif self.strict:
                 return
 
     def _rank(self, course: Course) -> tuple[int, int, float]:
         name = course.pipeline.name
         place = self.order.index(name) if name in self.order else len(self.order)
-        return -course.pipeline.outlook.shape.priority, place, -self._left(course)
+        return -course.pipeline.outlook.shape.priority, place, -course.work_left
 
-    def _room(self, course: Course, among: int) -> Place:
+    def _room(self, course: Course, crowd: list[int], among: int) -> Place:
         """Blocks that nobody uses, if they are at least half; else those where there is not yet a crowd.
 
         If the free ones are divided among some, one part of them.
         """
         tp = course.pipeline.tp
         width = max(1, round(tp / self.size))
-        for crowd in self.crowds:
-            found = [b for b in range(self.blocks) if self._crowd(b) <= crowd]
-            if crowd == 0 and among:
+        mine: Iterable[int] = range(self.blocks)
+        if self.parts and course.phase == "rollout":
+            mine = self._blocks_of(self.parts[course.pipeline.name])
+        for most in self.crowds[-1:] if self.parts else self.crowds:
+            found = [block for block in mine if crowd[block] <= most]
+            if most == 0 and among:
                 found = found[: max(width, len(found) // among)]
             found = found[: len(found) // width * width]
-            if not found or (crowd == 0 and not among and 2 * len(found) < self.blocks):
+            if not found or (most == 0 and not among and 2 * len(found) < self.blocks):
                 continue
             workers = max(tp, int(len(found) * self.size))
             sizes = course.pipeline.outlook.memory(max(1, workers // tp), tp, workers)
             needed = sizes.rollout if course.phase == "rollout" else sizes.training
-            if all(self.held[b] + needed <= self.capacity for b in found):
+            if max([self.held[block] for block in found]) + needed <= self.capacity:
                 return tuple(found)
         return ()
 
-    def _crowd(self, block: int) -> int:
-        """Who is there and does not wait for a host just now."""
-        return sum(self.courses[name].pieces[-1][0] != "host" for name in self.on_block[block])
-
-    def _pace(self) -> None:
+    def _pace(self, running: list[Course], crowds: list[Crowd]) -> None:
         """Every course goes as fast as the slowest of its blocks."""
-        for course in self.courses.values():
+        for course in running:
             course.speed = 1.0
-        for crowd in set(self.on_block):
-            if len(crowd) > 1:
-                courses = [self.courses[name] for name in crowd]
-                speeds = side_by_side(self.table, tuple([course.pieces[-1][0] for course in courses]))
-                for course, speed in zip(courses, speeds, strict=True):
-                    if speed < course.speed:
-                        course.speed = speed
+        for there in crowds:
+            signatures = tuple([course.signature for course in there])
+            speeds = self.speeds.get(signatures)
+            if speeds is None:
+                speeds = self.speeds[signatures] = side_by_side(self.table, signatures)
+            for course, speed in zip(there, speeds, strict=True):
+                if speed < course.speed:
+                    course.speed = speed
 
     # Where it leads
 
-    def _solo(self, course: Course) -> float:
-        """Seconds of the phase alone on all workers."""
-        outlook, tp = course.pipeline.outlook, course.pipeline.tp
-        if course.phase == "rollout":
-            return outlook.rollout_seconds(max(1, self.workers // tp), tp)
-        return outlook.training_seconds(self.workers)
-
-    def _left(self, course: Course) -> float:
-        """Seconds of all its work that is left, alone on all workers."""
-        outlook = course.pipeline.outlook
-        rest = outlook.training_seconds(self.workers) if course.phase == "rollout" else 0.0
-        steps = course.pipeline.steps - course.step
-        return course.part_left * self._solo(course) + rest + steps * outlook.solo_seconds(self.workers)
-
     def _prospect(self) -> Prospect:
-        left = {name: self._left(course) for name, course in self.courses.items()}
+        left = {name: course.work_left for name, course in self.courses.items()}
         late = self.late
         for name, course in self.courses.items():
             if course.due < float("inf"):
@@ -320,11 +384,11 @@ class Forward:
         return Prospect(self.now, left, done, late)
 
 
-def coarse(segments: tuple[Segment, ...]) -> list[Piece]:
-    """What binds a phase, and for how long in all, in the order in which it first does."""
+def coarse(segments: tuple[Segment, ...]) -> Pieces:
+    """What binds a phase, and for how long in all, last first."""
     pieces: dict[Signature, float] = {}
     for segment in segments:
         if segment.seconds > 0:
             signature = SIGNATURES[segment.kind]
             pieces[signature] = pieces.get(signature, 0.0) + segment.seconds
-    return list(pieces.items())
+    return tuple(reversed(pieces.items()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ def job_of(
         shape = replace(shape, prompts=prompts)
     key = zlib.crc32(f"{seed} {name}".encode())
 
+    @lru_cache(maxsize=1)
     def lengths(step: int) -> NDArray[np.float64]:
         rng = np.random.default_rng((key, step))
         kept = measured.quantiles[(step - 1) % len(measured.quantiles)]

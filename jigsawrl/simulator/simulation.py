@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -262,10 +262,10 @@ class Simulation:
         """The world as the policy may know it: times are predictions, corrected by the progress seen."""
         known = self.lanes.copy()
         for lane in known.lanes.values():
-            run = self.runs[lane.id]
             done = lane.segment.seconds - lane.left
-            lane.segments = run.foreseen
-            lane.left = max(lane.segment.seconds - done, OVERDUE * lane.segment.seconds, INSTANT)
+            lane.segments = self.runs[lane.id].foreseen
+            seconds = lane.segment.seconds
+            lane.left = max(seconds - done, OVERDUE * seconds, INSTANT)
         return State(
             now=self.lanes.now,
             lanes=known,
@@ -278,7 +278,8 @@ class Simulation:
 
     def _decide(self, events: list[Event]) -> None:
         for action in self.policy.decide(self.state(), events):
-            self._log("action", action=type(action).__name__.lower(), **asdict(action))
+            told = {each.name: getattr(action, each.name) for each in fields(action)}
+            self._log("action", action=type(action).__name__.lower(), **told)
             self._act(action)
         self._check()
 
@@ -407,13 +408,17 @@ class Simulation:
 
     def _check(self) -> None:
         """What must hold after every event, whatever the policy did."""
-        on_worker, room = self.lanes.on_worker, self.hardware.device_bytes * (1 + 1e-9)
-        for worker, held in enumerate(self.held):
-            if held > room:
-                raise InvalidAction(f"{self.policy.name} overfills worker {worker}: {held / 1e9:.1f} GB")
-            if on_worker[worker] and not self.alive[worker]:
+        room = self.hardware.device_bytes * (1 + 1e-9)
+        if max(self.held) > room:
+            worker = next(worker for worker, held in enumerate(self.held) if held > room)
+            raise InvalidAction(
+                f"{self.policy.name} overfills worker {worker}: {self.held[worker] / 1e9:.1f} GB"
+            )
+        for worker, lanes in enumerate(self.lanes.on_worker):
+            if not lanes:
+                continue
+            if not self.alive[worker]:
                 raise InvalidAction(f"{self.policy.name} uses worker {worker}, which is dead")
-        for worker in {lanes: on_worker.index(lanes) for lanes in on_worker}.values():
-            share = sum(lane.share for lane in self.lanes.occupants(worker))
+            share = self.lanes.handed_out(worker)
             if share > 1 + 1e-9:
                 raise InvalidAction(f"{self.policy.name} hands out {share:.2f} of worker {worker}")

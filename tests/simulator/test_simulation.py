@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from graph.planning import WORKER, job
 from hypothesis import given, settings
@@ -171,3 +173,27 @@ def test_the_log_says_where_every_second_went() -> None:
     assert all(e["t0"] < e["t1"] for e in spans)
     generated = sum(e["tokens"] for e in spans if e["substage"] in ("decode", "tail"))
     assert generated == pytest.approx(outcome.tokens["a"], abs=len(spans))
+
+
+def test_a_drift_in_lengths_is_noticed_by_the_forecast() -> None:
+    usual = job("a", steps=12, sigma=0.3)
+
+    def lengths(step: int) -> np.ndarray:
+        return usual.lengths(step) * (1 if step < 4 else 4)
+
+    off: dict[int, float] = {}
+
+    class Watched:
+        name = "watched"
+
+        def decide(self, state: State, events: list[Event]) -> list[Action]:
+            for pipeline in state.ready():
+                foreseen = pipeline.outlook.forecast.lengths(128).mean()
+                off[pipeline.step] = float(foreseen / lengths(pipeline.step).mean()) - 1
+            return Serial().decide(state, events)
+
+    Simulation(Watched(), [replace(usual, lengths=lengths)], WORKER, 4, H200).run()
+    assert all(abs(off[step]) < 0.1 for step in (1, 2, 3)), "as the profile says, at first"
+    assert off[4] < -0.7, "four times as long all of a sudden: nobody could know"
+    assert off[5] < off[7] < -0.05, "believed bit by bit"
+    assert abs(off[12]) < 0.1, "the last steps are remembered, the first ones are forgotten"
