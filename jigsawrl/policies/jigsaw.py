@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jigsawrl.graph.batch import Batch
-from jigsawrl.graph.interference import SIGNATURES
+from jigsawrl.graph.interference import SIGNATURES, undisturbed
 from jigsawrl.graph.lanes import Segment
 from jigsawrl.policies.forward import Forward
 from jigsawrl.policies.plans import Actions, Plan, Planner, moved_bytes
@@ -31,9 +31,13 @@ from jigsawrl.policies.state import (
     State,
 )
 from jigsawrl.policies.tails import last_tails
+from jigsawrl.policies.turns import out_of_turn
 
 GAIN = 1e-3
 """Part of the predicted time that moving a tail must save to be worth it."""
+DOUBT = 0.03
+"""Part of the predicted time that another plan than the simple rule's must save, where neighbours disturb each other:
+what follows depends on who meets whom when, which is foreseen only roughly."""
 TIGHT, TIGHT_STEPS = 0.1, 0.5
 """A pipeline has no time to lose if it has less to spare than this part of what it needs, or of a step of its own:
 a phase on too few workers costs that much."""
@@ -74,19 +78,22 @@ class Jigsaw:
     def _make_way(
         self, state: State, urgent: Pipeline | None, starts: list[Start], leaving: set[int]
     ) -> list[Pause | Resume]:
-        """Others stand still where a pipeline runs that has no time to lose, and go on where it does not."""
+        """Others stand still where a pipeline runs that has no time to lose, and where it is not their turn."""
         taken: set[int] = set()
         if urgent is not None:
             taken.update(worker for lane in state.running(urgent) for worker in lane.workers)
             begins = [start for start in starts if start.pipeline == urgent.name]
             taken.update(worker for start in begins for place in start.places for worker in place)
-        actions: list[Pause | Resume] = []
-        for lane in state.lanes.lanes.values():
-            own = urgent is not None and lane.pipeline == urgent.name
-            stands = not own and not taken.isdisjoint(lane.workers)
-            if stands != lane.paused and lane.id not in leaving:
-                actions.append(Pause(lane.id) if stands else Resume(lane.id))
-        return actions
+        lanes = state.lanes.lanes.values()
+        others = [lane for lane in lanes if urgent is None or lane.pipeline != urgent.name]
+        stand = {lane.id for lane in others if not taken.isdisjoint(lane.workers)}
+        if self.shares:
+            stand |= out_of_turn(state, stand | leaving)
+        return [
+            Pause(lane.id) if lane.id in stand else Resume(lane.id)
+            for lane in lanes
+            if (lane.id in stand) != lane.paused and lane.id not in leaving
+        ]
 
     def _waiting(self, state: State, urgent: Pipeline | None) -> list[Pipeline]:
         """Who may start: the one that must, or all, those with the longest work before them first."""
@@ -131,7 +138,7 @@ class Jigsaw:
         return self._best(state, planner, moves, must)
 
     def _best(self, state: State, planner: Planner, moves: list[Migrate], must: bool) -> Actions:
-        """Where all work is predicted to end first; the first of equals, and a move only if it saves something.
+        """Where all work is predicted to end first; the simple rule's plan and no move, unless others save something.
 
         What little work there is left is thought through more thoroughly, and to its end.
         """
@@ -146,12 +153,17 @@ class Jigsaw:
                     scores[plan] = self._score(now, state, plan, until)
 
         consider(planner.orders() if few else planner.plans())
+        if self.fill and len(state.unfinished()) <= FEW_PIPELINES:
+            consider(planner.apart())
         if few:
             for plan in sorted(scores, key=lambda plan: scores[plan])[:BEST]:
                 consider(planner.variants(plan))
         if not scores:
             return ()
         chosen = min(scores, key=lambda plan: scores[plan])
+        simple = next(iter(scores))
+        if scores[simple] - scores[chosen] < doubt(state) * (scores[simple] - state.now):
+            chosen = simple
         soonest = scores[chosen]
         for plan in map(planner.after, moves):
             score = self._score(now, state, plan, until)
@@ -162,6 +174,7 @@ class Jigsaw:
     def _score(self, now: Forward, state: State, plan: Plan, until: float) -> float:
         future = now.copy()
         future.order, future.strict, future.divide = plan.order, plan.strict, plan.divide
+        future.parts = dict(plan.parts)
         for action in plan.actions:
             if isinstance(action, Start):
                 future.start(action)
@@ -182,6 +195,10 @@ def phases_left(state: State) -> int:
 def late(state: State, pipeline: Pipeline) -> bool:
     """Whether it has waited so long that it goes first now."""
     return state.now - pipeline.since > PATIENCE * pipeline.outlook.solo_seconds(len(pipeline.home))
+
+
+def doubt(state: State) -> float:
+    return 0.0 if undisturbed(state.table) else DOUBT
 
 
 def most_urgent(state: State) -> Pipeline | None:

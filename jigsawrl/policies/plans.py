@@ -8,20 +8,24 @@ The others change one thing about it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Literal
 
 from jigsawrl.graph.interference import company, mix_freely
 from jigsawrl.policies.starts import needs, places_on
-from jigsawrl.policies.state import Migrate, Pipeline, Start, State
+from jigsawrl.policies.state import Migrate, Pipeline, Place, Start, State
 
 TRIED = 2
 """Waiting phases about which something is changed, those with the longest remaining work."""
+WIDER = (2, 3)
+"""How many times as many workers as the others one pipeline's rollouts may have."""
 
-Option = Literal["free", "beside"] | float
-"""Which workers: the free ones, all with room for company, or this part of all, those with the least on them."""
+Option = Literal["free", "beside"] | float | Place
+"""Which workers: the free ones, all with room for company, this part of all, the emptiest first, or just these."""
 RULE: tuple[Option, ...] = ("free", "beside")
 RULE_FREELY: tuple[Option, ...] = ("beside",)
 Actions = tuple[Start | Migrate, ...]
+Parts = tuple[tuple[str, Place], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class Plan:
     order: tuple[str, ...] = ()
     strict: bool = False
     divide: bool = False
+    parts: Parts = ()
+    """Workers that each rollout keeps to, while trainings take all; none if there are no such parts."""
 
 
 @dataclass(slots=True)
@@ -55,18 +61,48 @@ class Planner:
         return list(found)
 
     def orders(self) -> list[Plan]:
-        """The simple rule with each pipeline first for good, letting others overtake and not."""
+        """The simple rule with any two pipelines first for good, letting others overtake and not."""
         names = [p.name for p in self.state.unfinished()]
         found: dict[Plan, None] = {}
-        for first in ((), *((name,) for name in names)):
-            order = sorted(self.waiting, key=lambda p: p.name not in first)
+        for named in ((), *permutations(names, min(2, len(names)))):
+            order = self._ordered(named)
             for strict, divide in ((False, False), (True, False), (False, True)):
-                found[self.plan(order, named=first, strict=strict, divide=divide)] = None
+                found[self.plan(order, named=named, strict=strict, divide=divide)] = None
         return list(found)
+
+    def _ordered(self, named: tuple[str, ...]) -> list[Pipeline]:
+        return sorted(self.waiting, key=lambda p: named.index(p.name) if p.name in named else len(named))
+
+    def apart(self) -> list[Plan]:
+        """Every rollout keeps to a part of the workers, all as wide, or one wider than the others.
+
+        A tail gains little by many workers: several side by side, each on a few, are faster than all on all.
+        """
+        names = sorted(p.name for p in self.state.unfinished())
+        even = dict.fromkeys(names, 1)
+        found: dict[Plan, None] = {}
+        for widths in (even, *({**even, name: width} for name in names for width in WIDER)):
+            parts = self._parts(widths)
+            if parts:
+                found[Plan(self._starts(self.waiting, None, False, parts=parts), parts=parts)] = None
+        return list(found)
+
+    def _parts(self, widths: dict[str, int]) -> Parts:
+        """Side by side, in whole engines; none if there are too few workers for that."""
+        workers = [worker for worker, lives in enumerate(self.state.alive) if lives]
+        each = len(workers) / sum(widths.values())
+        parts: list[tuple[str, Place]] = []
+        before = 0
+        for name, width in widths.items():
+            tp = self.state.pipelines[name].tp
+            first, last = (round(edge * each / tp) * tp for edge in (before, before + width))
+            parts.append((name, tuple(workers[first:last])))
+            before += width
+        return tuple(parts) if all(place for _, place in parts) else ()
 
     def variants(self, plan: Plan) -> list[Plan]:
         """The same rule with one thing changed now: someone is held back, or put elsewhere."""
-        order = sorted(self.waiting, key=lambda p: p.name not in plan.order)
+        order = self._ordered(plan.order)
         found: dict[Plan, None] = {}
         for pipeline in order:
             moved = [pipeline, *(p for p in order if p is not pipeline)]
@@ -104,6 +140,7 @@ class Planner:
         strict: bool,
         move: Migrate | None = None,
         divide: bool = False,
+        parts: Parts = (),
     ) -> tuple[Start, ...]:
         load = [self.state.lanes.crowd(worker) for worker in range(len(self.state.alive))]
         held = list(self.state.held)
@@ -120,6 +157,8 @@ class Planner:
             options = RULE_FREELY if mix_freely(self.state.table) else RULE
             if not by_rule and first is not None:
                 options = (first,)
+            if parts:
+                options = (dict(parts)[pipeline.name] if pipeline.phase == "rollout" else "beside",)
             among = len(order) - number if divide else 0
             found = (self._start(pipeline, option, load, held, by_rule, among) for option in options)
             start = next((start for start in found if start is not None), None)
@@ -150,6 +189,8 @@ class Planner:
             return None
         elif option == "beside":
             workers = [w for w in home if load[w] < crowd]
+        elif isinstance(option, tuple):
+            workers = [w for w in home if w in option and load[w] < crowd]
         else:
             order = sorted(home, key=lambda w: (load[w], w))
             count = max(1, int(len(order) * option))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -77,3 +78,34 @@ def test_looking_ahead_beats_the_best_pair_now_over_many_mixes() -> None:
         todo = [job(f"p{i}", seed=seed * 10 + i, median=100 * (i + 1), sigma=1.2, steps=3) for i in range(3)]
         ratios.append(simulate(POLICIES["greedy"], todo, 8).seconds / simulate(Jigsaw(), todo, 8).seconds)
     assert sum(ratios) / len(ratios) > 1.05
+
+
+def seconds_in_common(outcome: Outcome, *kinds: str) -> float:
+    """Worker-seconds in which two pipelines are at sub-stages of these kinds at once."""
+    spans = [e for e in outcome.log if e["event"] == "substage" and e["substage"] in kinds]
+    total = 0.0
+    for a, b in itertools.combinations(spans, 2):
+        if a["pipeline"] != b["pipeline"]:
+            both = set(a["workers"]) & set(b["workers"])
+            total += len(both) * max(0.0, min(a["t1"], b["t1"]) - max(a["t0"], b["t0"]))
+    return total
+
+
+def test_pipelines_take_turns_on_a_link_that_would_halve_their_speed() -> None:
+    todo = []
+    for name in "ab":
+        one = job(name, sigma=0.3, steps=6)
+        fetching = replace(one.costs.grad, fixed=8.0)
+        todo.append(replace(one, costs=replace(one.costs, grad=fetching, offloaded=True)))
+    at_once, in_turn = (simulate(Jigsaw(shares=shares, lookahead=False), todo) for shares in (False, True))
+    together = [seconds_in_common(outcome, "swap", "sync") for outcome in (at_once, in_turn)]
+    assert together[0] > 20
+    assert together[1] < 0.2 * together[0]
+    assert in_turn.seconds < at_once.seconds
+
+
+def test_tails_that_gain_nothing_by_many_workers_keep_to_a_part_of_them() -> None:
+    todo = [job(f"p{i}", seed=i, prompts=8, samples=2, median=600, sigma=0.5, steps=3) for i in range(2)]
+    on_all, apart = (simulate(policy, todo, workers=8) for policy in (POLICIES["concurrent"], Jigsaw()))
+    assert seconds_in_common(apart, "tail") < 0.2 * seconds_in_common(on_all, "tail")
+    assert apart.seconds < 0.9 * on_all.seconds
