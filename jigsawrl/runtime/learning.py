@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -11,7 +12,7 @@ import numpy as np
 from jigsawrl.config.pipelines import PipelineConfig
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.config.shapes import pipeline_shape, prior_lengths
-from jigsawrl.graph.cost import Costs, follow
+from jigsawrl.graph.cost import Costs
 from jigsawrl.graph.cpu import cpu_costs
 from jigsawrl.graph.forecast import Floats, Forecast
 from jigsawrl.graph.hardware import Hardware
@@ -26,8 +27,8 @@ STEPS = 8
 """Steps whose lengths are remembered."""
 SEQUENCES = 256
 """Lengths by which a first step is foreseen."""
-MEMORY = 0.5
-"""Weight of what was known of a tool's latency against what was seen last."""
+LEAST = 0.25
+"""Weight of what was seen last against all that was known before; of the first few, that of a mean."""
 BETWEEN_S = 1.0
 """Phases that end sooner after each other are learned from together: that takes milliseconds."""
 
@@ -62,6 +63,8 @@ class Learned:
     """Phases that the outlook does not know of yet."""
     renewed: dict[Phase, float] = field(default_factory=dict)
     """When it last followed what was seen."""
+    times: dict[Phase, int] = field(default_factory=dict)
+    """How often it did."""
 
     def ended(self, phase: Seen, now: float) -> bool:
         """Whether another outlook came of it."""
@@ -74,23 +77,33 @@ class Learned:
         return True
 
     def _follow(self, kind: Phase) -> None:
+        """What these phases needed is held against what was foreseen for lengths as they turned out."""
         seen, self.seen[kind] = self.seen[kind], []
+        self.times[kind] = self.times.get(kind, 0) + 1
+        weight = max(1 / self.times[kind], LEAST)
         outlook, last = self.outlook, seen[-1].over
         shape, forecast = outlook.shape, outlook.forecast
         if kind == "rollout":
-            if last.lengths:
-                lengths = np.array(last.lengths, dtype=np.float64)
-                forecast = forecast.after(lengths)
-                self.steps_seen = [*self.steps_seen, lengths][-STEPS:]
             turns = max(1, round(fmean(each.over.turns for each in seen)))
             waits = fmean(each.over.tool_seconds for each in seen) / (turns - 1) if turns > 1 else 0.0
-            shape = replace(shape, turns=turns, tool_seconds=_drawn(shape.tool_seconds, waits))
-            expected = _at_work(outlook.engine(last.engines, 1).segments)
+            shape = replace(shape, turns=turns, tool_seconds=_drawn(shape.tool_seconds, waits, weight))
+            as_it_was = forecast
+            if last.lengths:
+                lengths = np.array(last.lengths, dtype=np.float64)
+                as_it_was = Forecast.from_prior(lengths, shape.max_tokens)
+                guessed = (
+                    weight == 1 and outlook.costs.derived
+                )  # nothing was measured before, here or elsewhere
+                forecast = as_it_was if guessed else forecast.after(lengths)
+                self.steps_seen = [*self.steps_seen, lengths][-STEPS:]
+            known = Outlook(shape, outlook.costs, outlook.hardware, as_it_was)
+            expected = _at_work(known.engine(last.engines, 1).segments)
         else:
-            expected = _at_work(outlook.training(len(last.busy)))
-        costs = followed(outlook.costs, kind, fmean(each.busy for each in seen), expected)
+            tokens = float(self.steps_seen[-1].mean()) * shape.sequences if self.steps_seen else None
+            expected = _at_work(outlook.training(len(last.busy), tokens))
+        costs = followed(outlook.costs, kind, fmean(each.busy for each in seen), expected, weight)
         if alone := [each.overhead for each in seen if each.alone]:
-            costs = with_overhead(costs, kind, fmean(alone))
+            costs = with_overhead(costs, kind, fmean(alone), weight)
         self.outlook = Outlook(shape, costs, outlook.hardware, forecast)
 
     def workload(self) -> Workload | None:
@@ -121,14 +134,14 @@ class Learned:
         )
 
 
-def _drawn(known: float, seen: float) -> float:
-    return MEMORY * known + (1 - MEMORY) * seen
+def _drawn(known: float, seen: float, weight: float) -> float:
+    return (1 - weight) * known + weight * seen
 
 
-def with_overhead(costs: Costs, phase: Phase, seconds: float) -> Costs:
+def with_overhead(costs: Costs, phase: Phase, seconds: float, weight: float) -> Costs:
     if phase == "rollout":
-        return replace(costs, rollout_fixed_seconds=_drawn(costs.rollout_fixed_seconds, seconds))
-    return replace(costs, sync=_drawn(costs.sync, seconds))
+        return replace(costs, rollout_fixed_seconds=_drawn(costs.rollout_fixed_seconds, seconds, weight))
+    return replace(costs, sync=_drawn(costs.sync, seconds, weight))
 
 
 def _at_work(segments: Sequence[Segment]) -> float:
@@ -136,9 +149,15 @@ def _at_work(segments: Sequence[Segment]) -> float:
     return sum(segment.seconds for segment in segments if SIGNATURES[segment.kind] not in ("host", "link"))
 
 
-def followed(costs: Costs, phase: Phase, busy: float, expected: float) -> Costs:
+def followed(costs: Costs, phase: Phase, busy: float, expected: float, weight: float) -> Costs:
     """Costs after phases that kept their busiest worker at work for so long."""
-    factor, error = follow(expected, busy, costs.errors.get(phase, 0.3))
+    if not (busy > 0 and expected > 0):
+        return costs
+    off = math.log(busy / expected)
+    if weight < 1:  # a first measurement is all that is known; a later one may be an outlier
+        off = min(max(off, -1.0), 1.0)
+    factor = math.exp(weight * off)
+    error = math.sqrt((1 - weight) * costs.errors.get(phase, 0.0) ** 2 + weight * math.expm1(abs(off)) ** 2)
     errors = {**costs.errors, phase: error}
     if phase == "rollout":
         return replace(

@@ -1,0 +1,86 @@
+"""What is foreseen of a pipeline follows what its phases turn out to be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from graph.planning import WORKER, job
+
+from jigsawrl.graph.forecast import Forecast
+from jigsawrl.graph.interference import SIGNATURES
+from jigsawrl.graph.outlook import Outlook
+from jigsawrl.policies.state import Phase
+from jigsawrl.runtime.learning import BETWEEN_S, Learned, Seen
+from jigsawrl.runtime.messages import Over
+
+ENGINES = 2
+
+
+def outlook(lengths: np.ndarray | None = None, slower: float = 1.0) -> Outlook:
+    made = job("a", seed=1, sigma=0.5, slow=slower)
+    costs = replace(made.costs, derived=True)
+    expected = made.expected if lengths is None else lengths
+    return Outlook(made.shape, costs, WORKER, Forecast.from_prior(expected, made.shape.max_tokens))
+
+
+def at_work(known: Outlook, phase: Phase) -> float:
+    segments = known.engine(ENGINES, 1).segments if phase == "rollout" else known.training(ENGINES)
+    return sum(each.seconds for each in segments if SIGNATURES[each.kind] not in ("host", "link"))
+
+
+def step(truth: Outlook, lengths: np.ndarray, overhead: float) -> tuple[Seen, Seen]:
+    """As a machine makes it for which `truth` holds."""
+    busy = {phase: at_work(truth, phase) for phase in ("rollout", "training")}
+    told = tuple(int(each) for each in lengths)
+    rollout = Over("rollout", 1, (busy["rollout"],) * ENGINES, ENGINES, told)
+    training = Over("training", 1, (busy["training"],) * ENGINES, ENGINES)
+    return (
+        Seen(rollout, busy["rollout"] + overhead, alone=True),
+        Seen(training, busy["training"] + overhead, alone=True),
+    )
+
+
+def test_after_one_step_the_next_is_foreseen() -> None:
+    """Lengths were four times as long as thought, and the machine half as fast: each is learned for itself."""
+    lengths = np.ceil(job("a", seed=1, sigma=0.5).expected * 4)[:128]
+    truth = outlook(lengths, slower=2.0)
+    learned = Learned(outlook())
+    before = learned.outlook.solo_seconds(ENGINES)
+    for seen in step(truth, lengths, overhead=0.25):
+        assert learned.ended(seen, now=1.0)
+    phases = ("rollout", "training")
+    assert at_work(truth, "rollout") > 2 * at_work(outlook(), "rollout")
+    for phase in phases:
+        assert at_work(learned.outlook, phase) == pytest.approx(at_work(truth, phase), rel=0.25)
+    assert learned.outlook.solo_seconds(ENGINES) > 1.5 * before
+    assert learned.outlook.costs.rollout_fixed_seconds == pytest.approx(0.25)
+
+
+def test_phases_that_follow_each_other_at_once_are_learned_from_together() -> None:
+    lengths = np.full(64, 100.0)
+    learned = Learned(outlook(lengths))
+    first, _ = step(outlook(lengths), lengths, overhead=0.1)
+    assert learned.ended(first, now=1.0)
+    known = learned.outlook
+    late = Seen(first.over, first.seconds + 1.0, alone=True)
+    assert not learned.ended(late, now=1.0 + BETWEEN_S / 2)
+    assert not learned.ended(first, now=1.0 + BETWEEN_S / 1.5)
+    assert learned.outlook is known
+    assert learned.ended(late, now=1.0 + BETWEEN_S)
+    mean = 0.1 + 2 / 3
+    assert learned.outlook.costs.rollout_fixed_seconds == pytest.approx((0.1 + mean) / 2)
+
+
+def test_one_slow_phase_among_many_is_no_new_truth() -> None:
+    lengths = np.full(64, 100.0)
+    truth = outlook(lengths)
+    learned = Learned(outlook(lengths))
+    rollout, _ = step(truth, lengths, overhead=0.0)
+    for number in range(6):
+        learned.ended(rollout, now=2.0 * number)
+    slow = Seen(Over("rollout", 7, (50 * max(rollout.over.busy),) * 2, 2, rollout.over.lengths), 1e3, False)
+    learned.ended(slow, now=20.0)
+    assert at_work(learned.outlook, "rollout") < 1.5 * at_work(truth, "rollout")
+    assert learned.outlook.costs.errors["rollout"] > 0.3, "but it is distrusted"
