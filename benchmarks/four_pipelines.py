@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from common import SHAPES
 
 from jigsawrl.config.runfile import checked
 from jigsawrl.pipeline.warmup import prepare_base
@@ -54,6 +55,10 @@ STEPS = {"sums": 90, "differences": 90, "calculator": 8, "slow-calculator": 5}
 """Of a full run: each takes about as long alone as the others."""
 
 
+WARM_UP = {"0.3M": 60, "10M": 2}
+"""Steps; the larger model only has to take its time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run of all four."""
@@ -73,14 +78,15 @@ class Run:
 class Four:
     """Run files in a folder, with models that are warm already."""
 
-    def __init__(self, folder: Path, scale: float, seed: int) -> None:
+    def __init__(self, folder: Path, scale: float, seed: int, size: str = "0.3M") -> None:
         self.folder = folder
         self.count = 0
         runs = pipelines(scale, seed)
         for name, run in runs.items():
             home = folder / "models" / name
             home.mkdir(parents=True)
-            tiny = {**run, "name": name, "model": {"path": "tiny", "tiny": {"warmup_steps": 60}}}
+            shape = {**SHAPES[size], "warmup_steps": WARM_UP[size]}
+            tiny = {**run, "name": name, "model": {"path": "tiny", "tiny": shape}}
             run["model"] = {"path": str(prepare_base(checked(tiny), home, lambda text: None))}
             (folder / f"{name}.yaml").write_text(yaml.safe_dump(run))
         mix = {"workers": 2, "pipelines": {name: {"run": f"{name}.yaml"} for name in runs}}

@@ -1,10 +1,11 @@
 """What the scheduler costs: its part of a run of four pipelines, the messages it can take, the start of processes.
 
 The part is the CPU time of the scheduler's process, display and log included, over the wall time of a real run of
-four pipelines on 2 cores (`four_pipelines.py`); their phases are short, a few tenths of a second to a few seconds,
-which is hard on it. Messages a second: four pretended drivers ask and end phases as fast as it answers, under the
-look-ahead policy and under `concurrent`, in one process on one core. Starting: 12 processes from the fork server,
-until each has answered; and the memory of all processes of the run, counted by PSS.
+four pipelines on 2 cores (`four_pipelines.py`). Their phases are short, a tenth of a second to a few seconds, which is
+hard on it; with models of 10M parameters instead of 0.3M they last seconds. Messages a second: four pretended drivers
+end phases as fast as it answers, under the look-ahead policy and under `concurrent`, in one process on one core.
+Starting: 12 processes from the fork server, until each has answered; and the memory of all processes of the run,
+counted by PSS.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from jigsawrl.graph.interference import CORES
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.runtime.family import PRELOADED
 from jigsawrl.runtime.learning import first_outlook
-from jigsawrl.runtime.messages import Asks, Began, Over
+from jigsawrl.runtime.messages import Began, Over
 from jigsawrl.runtime.mind import Mind
 
 PROCESSES = 12
@@ -47,6 +48,11 @@ def main() -> None:
         done.set()
         watcher.join()
         fraction = run.scheduler_seconds / run.seconds
+        larger = None
+        if not options.quick:
+            say("a run of four larger pipelines")
+            run_10m = Four(Path(scratch) / "larger", 0.03, options.seed, "10M").run("jigsaw")
+            larger = run_10m.scheduler_seconds / run_10m.seconds
         say("messages")
         rates = {
             policy: messages_a_second(policy, 200 if options.quick else PHASES)
@@ -58,6 +64,8 @@ def main() -> None:
         table.add_column("what")
         table.add_column("figure", justify="right")
         table.add_row("part of the wall time of a run of four pipelines", f"{100 * fraction:.2f} %")
+        if larger is not None:
+            table.add_row("the same, models of 10M parameters", f"{100 * larger:.2f} %")
         for policy, rate in rates.items():
             table.add_row(f"messages a second on one core, {policy}", figure(rate))
         table.add_row("seconds until the first process is up (imports torch)", figure(first))
@@ -71,6 +79,7 @@ def main() -> None:
             options.seed,
             claims,
             quick=options.quick,
+            overhead_fraction_10m=larger,
             messages_per_second=rates,
             start_first_seconds=first,
             start_12_seconds=others,
@@ -96,8 +105,7 @@ def messages_a_second(policy: str, phases: int) -> float:
         running = [p for p in mind.world.pipelines.values() if p.status == "running"]
         pipeline = running[count % len(running)]
         mind.hear(pipeline.name, Over(pipeline.phase, pipeline.step, (1.0, 1.0), 2, (100,) * 64))
-        mind.hear(pipeline.name, Asks(pipeline.phase, pipeline.step))  # of what comes next
-        count += 2  # that it is over, and that it asks
+        count += 1
     return count / (time.perf_counter() - started)
 
 

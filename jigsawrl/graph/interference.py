@@ -37,7 +37,8 @@ SIGNATURES: Mapping[Substage, Signature] = {
 LEVELS = 16
 """Shares are multiples of one sixteenth: 8 of an H200's 132 multiprocessors."""
 MOST_DIVIDED = 4
-"""More than so many on one worker are given equal shares: it matters little then, and the choices are many."""
+"""More than so many on one worker are given equal shares: it matters little then, and the choices are many. So are
+those that only divide it."""
 MOST_COMPANY = 8
 WORTH = 1.05
 """By so much another one on a worker must raise the total of their speeds."""
@@ -125,7 +126,7 @@ def best_shares(
     shares = [1.0] * len(signatures)
     if len(sharing) < 2:
         return tuple(shares)
-    if len(sharing) > MOST_DIVIDED:
+    if len(sharing) > MOST_DIVIDED or (undisturbed(table) and len(set(weights)) == 1):
         return tuple(1 / len(sharing) if i in sharing else 1.0 for i in range(len(signatures)))
     best, chosen = -1.0, None
     for split in _splits(len(sharing)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from jigsawrl.graph.interference import SIGNATURES, Signature, best_shares, undisturbed
+from jigsawrl.graph.interference import SIGNATURES, Signature, best_shares
 from jigsawrl.policies.state import Action, Resize, Start, State
 
 Rule = Callable[[tuple[Signature, ...]], tuple[float, ...]]
@@ -20,9 +20,7 @@ def equal(signatures: tuple[Signature, ...]) -> tuple[float, ...]:
 
 
 def best(state: State) -> Rule:
-    """As the interference table says that the sum of their speeds is largest; equal where it makes no difference."""
-    if undisturbed(state.table):
-        return equal
+    """As the interference table says that the sum of their speeds is largest."""
     return lambda signatures: best_shares(state.table, signatures, (1.0,) * len(signatures))
 
 

@@ -1,7 +1,7 @@
 """A pipeline's driver: its loop, in a process of its own, beside others under a scheduler.
 
-The loop is the ordinary one. Before each phase its surroundings ask the scheduler, and wait; what happens meanwhile
-is told in small messages.
+The loop is the ordinary one. Before each phase its surroundings wait for the scheduler's permit, which may be there
+already; what happens meanwhile is told in small messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from jigsawrl.pipeline.surroundings import Phase, Stopped, Tensors
 from jigsawrl.pipeline.workers import Workers
 from jigsawrl.processes import die_with_parent
 from jigsawrl.runtime.messages import (
-    Asks,
     Asleep,
     At,
     Began,
@@ -50,6 +49,7 @@ from jigsawrl.runtime.messages import (
 )
 from jigsawrl.store.store import Store
 from jigsawrl.telemetry.events import EventSink, Substage, now
+from jigsawrl.telemetry.jsonl import encode
 from jigsawrl.trainer.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ MOST_LENGTHS = 128
 SOON_S = 0.5
 """News wait so long for company, at most."""
 MOST_KEPT = 64
-BRIEF_S = 0.05
-"""What an engine is at is told if it was at the last thing for longer."""
+BRIEF_S = 0.2
+"""What an engine is at is told if it was at the last thing for longer: nobody makes use of less."""
 MOST_EVENTS = 256
 """Events that are told together."""
 
@@ -106,7 +106,9 @@ class Line:
         self.pipe = pipe
         self.stopping = False
         self.sleepy = False
-        """Told to sleep, whoever heard it: that waits for the next permit."""
+        """Told to sleep, whoever heard it: that waits until a phase has ended."""
+        self.go: Go | None = None
+        """Permit for the next phase."""
         self.kept: list[FromDriver] = []
         self.sent = now()
 
@@ -134,6 +136,7 @@ class Line:
             os._exit(1)
         self.stopping = self.stopping or isinstance(message, Stop)
         self.sleepy = self.sleepy or isinstance(message, Sleep)
+        self.go = message if isinstance(message, Go) else self.go
         return message
 
     def waiting(self) -> bool:
@@ -162,7 +165,8 @@ class ToldEvents(EventSink):
     def __init__(self, line: Line, around: Beside) -> None:
         self.line = line
         self.around = around
-        self.kept: list[dict[str, Any]] = []
+        self.kept: list[bytes] = []
+        """Lines."""
         self.said: Substage | None = None
 
     @contextmanager
@@ -177,7 +181,7 @@ class ToldEvents(EventSink):
             yield found
 
     def emit(self, event: str, **fields: Any) -> None:
-        self.kept.append({"t": round(now(), 6), "event": event, **fields})
+        self.kept.append(encode({"t": round(now(), 6), "event": event, **fields}))
         self.close()
 
     def record(
@@ -196,15 +200,15 @@ class ToldEvents(EventSink):
         where = self.around.where
         if "workers" in fields:
             fields["workers"] = sorted({where[each] for each in fields["workers"]})
-        times = {"t0": round(t0, 6), "t1": round(t1, 6)}
+        times = {"t": round(now(), 6), "t0": round(t0, 6), "t1": round(t1, 6)}
         which = {"substage": substage, "pipeline": pipeline, "step": step, "worker": where[worker]}
-        self.kept.append({"event": "substage"} | which | times | fields)
+        self.kept.append(encode({"event": "substage"} | which | times | fields))
         if len(self.kept) >= MOST_EVENTS:
             self.close()
 
     def close(self) -> None:
         if self.kept:
-            self.line.later(Logged(tuple(self.kept)))
+            self.line.later(Logged(b"".join(self.kept)))
             self.kept.clear()
 
 
@@ -255,7 +259,7 @@ class WatchedEngines(Engines):
             at: Substage | None = "decode" if samples > self.most[engine] * TAIL_FRACTION else "tail"
             if samples == 0:
                 at = "tool" if self.returning and engine in self.open else None
-            brief = at is not None and now() - self.since[engine] < BRIEF_S
+            brief = now() - self.since[engine] < BRIEF_S
             if at != self.said[engine] and self.most[engine] and not brief:
                 self.said[engine], self.since[engine] = at, now()
                 self.line.send(At(engine, at, samples))
@@ -292,7 +296,6 @@ class Beside:
 
     @contextmanager
     def phase(self, phase: Phase, step: int) -> Iterator[None]:
-        self.line.send(Asks(phase, step))
         go = self._permit(phase, step)
         self.engines.begin(go.engines)
         self.where = go.where
@@ -310,20 +313,21 @@ class Beside:
         self.line.send(Over(phase, step, busy, len(go.engines), lengths, turns, self.waited))
 
     def _permit(self, phase: Phase, step: int) -> Go:
-        """Waits for it; the state may have to make room meanwhile."""
+        """Waits for it, where it is not there already; the state may have to make room meanwhile."""
+        line = self.line
         while True:
-            if self.line.sleepy:
+            if line.sleepy:
                 self._swap("sleep", step)
-                self.line.sleepy = False
-                self.line.send(Asleep())
-            told: ToDriver = self.line.receive()
-            match told:
-                case Stop() if phase == "rollout":
-                    self._wake(step)
-                    raise Stopped
-                case Go():
-                    self._wake(step)
-                    return told
+                line.sleepy = False
+                line.send(Asleep())
+            if line.stopping and phase == "rollout":
+                self._wake(step)
+                raise Stopped
+            if line.go is not None:
+                go, line.go = line.go, None
+                self._wake(step)
+                return go
+            line.receive()
 
     def _wake(self, step: int) -> None:
         if self.asleep:

@@ -29,7 +29,7 @@ SEQUENCES = 256
 """Lengths by which a first step is foreseen."""
 LEAST = 0.25
 """Weight of what was seen last against all that was known before; of the first few, that of a mean."""
-BETWEEN_S = 1.0
+BETWEEN_S = 2.0
 """Phases that end sooner after each other are learned from together: that takes milliseconds."""
 
 

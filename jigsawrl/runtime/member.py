@@ -26,8 +26,8 @@ class Member:
     arrival: float
     family: Family | None = None
     began: bool = False
-    asked: tuple[Phase, int] | None = None
-    """Phase and step that its driver waits for."""
+    told: tuple[Phase, int] | None = None
+    """Phase and step that its driver was last told to run."""
     loads: bool = False
     """Whether its driver waits for room to set its actors up."""
     done: int = 0

@@ -32,11 +32,7 @@ class Memory:
         None: it does not fit even then.
         """
         idle = [name for name in self.awake if name not in running]
-        used = held + needed + sum(self.states[name] for name in idle)
-        chosen: list[str] = []
-        for name in idle:
-            if used <= self.limit:
-                return chosen
-            chosen.append(name)
-            used -= self.states[name]
-        return chosen if used <= self.limit else None
+        for count in range(len(idle) + 1):
+            if held + needed + sum(self.states[name] for name in idle[count:]) <= self.limit:
+                return idle[:count]
+        return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from jigsawrl.policies.state import Phase
 from jigsawrl.telemetry.events import Substage
@@ -26,14 +25,6 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
-class Asks:
-    """A phase could start."""
-
-    phase: Phase
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
 class At:
     """An engine is at another sub-stage now, with so many samples; None: it has nothing more to do.
 
@@ -47,7 +38,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The phase that ran is over."""
+    """The phase that ran is over, and the next one could start."""
 
     phase: Phase
     step: int
@@ -85,9 +76,9 @@ class Says:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """Events for the log, as they are written there."""
+    """Events for the log: its lines, as they are written there."""
 
-    events: tuple[dict[str, Any], ...]
+    lines: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +90,14 @@ class Ends:
     refused: bool = False
 
 
-FromDriver = Loads | Began | Asks | At | Over | Asleep | Made | Says | Logged | Ends
+FromDriver = Loads | Began | At | Over | Asleep | Made | Says | Logged | Ends
 
 # To a driver
 
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """The phase that was asked for may run, with these of its engines."""
+    """The next phase may run, with these of its engines."""
 
     engines: tuple[int, ...]
     where: tuple[int, ...]

@@ -26,7 +26,7 @@ from jigsawrl.policies.state import (
 )
 from jigsawrl.runtime.learning import Learned, Seen
 from jigsawrl.runtime.memory import Memory
-from jigsawrl.runtime.messages import Asks, At, Began, Loads, Over
+from jigsawrl.runtime.messages import At, Began, Loads, Over
 from jigsawrl.runtime.world import World
 
 
@@ -52,8 +52,8 @@ class Due:
     """The time that a `Wait` named has come. Of no pipeline."""
 
 
-News = Loads | Began | Asks | At | Over | Lost | Gone | Held | Due
-_ALL: tuple[type[News], ...] = (Loads, Began, Asks, At, Over, Lost, Gone, Held, Due)
+News = Loads | Began | At | Over | Lost | Gone | Held | Due
+_ALL: tuple[type[News], ...] = (Loads, Began, At, Over, Lost, Gone, Held, Due)
 _KINDS: dict[str, Callable[..., News]] = {kind.__name__: kind for kind in _ALL}
 
 
@@ -122,8 +122,6 @@ class Mind:
                 self.loading.append(name)
             case Began(steps, done):
                 self._began(name, steps, done)
-            case Asks(phase, step):
-                self._asked(name, phase, step)
             case At(-1):
                 pass  # of interest to people only
             case At(engine, substage, samples):
@@ -182,10 +180,10 @@ class Mind:
     def _running(self) -> set[str]:
         return {name for name, pipeline in self.world.pipelines.items() if pipeline.status == "running"}
 
-    def runs(self, name: str, phase: Phase, step: int) -> bool:
-        """Whether a pipeline may be at it now."""
-        pipeline = self.world.pipelines[name]
-        return pipeline.status == "running" and (pipeline.phase, pipeline.step) == (phase, step)
+    def runs(self, name: str) -> tuple[Phase, int] | None:
+        """Phase and step that a pipeline may be at now."""
+        pipeline = self.world.pipelines.get(name)
+        return (pipeline.phase, pipeline.step) if pipeline and pipeline.status == "running" else None
 
     def _began(self, name: str, steps: int, done: int) -> None:
         if done < steps:
@@ -203,12 +201,6 @@ class Mind:
             self.world.pipelines[name].status = "done"
         else:
             self.events.append(ready)
-
-    def _asked(self, name: str, phase: Phase, step: int) -> None:
-        """Mostly this was known when the last phase ended, and may have been started since."""
-        thought = self.thoughts[name]
-        if thought.could != (phase, step):
-            self._could_start(name, phase, step)
 
     def _held(self, name: str, wait: bool) -> None:
         thought, pipeline = self.thoughts[name], self.world.pipelines.get(name)

@@ -22,7 +22,6 @@ from jigsawrl.runtime.cores import go_on
 from jigsawrl.runtime.family import Family, how_it_ended
 from jigsawrl.runtime.member import RETRIES, Member
 from jigsawrl.runtime.messages import (
-    Asks,
     Asleep,
     At,
     Began,
@@ -157,7 +156,7 @@ class Scheduler:
                 self._start_family(member, self.resume)
 
     def _start_family(self, member: Member, resume: bool) -> None:
-        member.ends, member.asked, member.loads, member.paused = None, None, False, set()
+        member.ends, member.told, member.loads, member.paused = None, None, False, set()
         member.family = Family(member.config, member.out, resume, self.store, self.shares)
         self.selector.register(member.family.line, selectors.EVENT_READ, (member.name, "line"))
         for sentinel in member.family.sentinels:
@@ -265,9 +264,6 @@ class Scheduler:
             case Over():
                 member.training = None
                 self.news.append((member.name, message))
-            case Asks(phase, step):
-                member.asked = (phase, step)
-                self.news.append((member.name, message))
             case Began(steps, done):
                 self.progress.start(member.name, steps, done)
                 self.log.emit("recovered" if member.began else "arrived", pipeline=member.name, step=done)
@@ -278,9 +274,8 @@ class Scheduler:
                 self.progress.update(member.name, step, values)
             case Says(text):
                 self.progress.message(f"{member.name}: {text}")
-            case Logged(events):
-                for event in events:
-                    self.log.write(event)
+            case Logged(lines):
+                self.log.take(lines)
             case Ends():
                 member.ends = message
 
@@ -354,8 +349,10 @@ class Scheduler:
             if member.loads and member.name in self.mind.memory.awake:
                 member.loads = False
                 self._tell(member, Load())
-            elif member.asked is not None and self.mind.runs(member.name, *member.asked):
-                self._go(member)
+            runs = self.mind.runs(member.name)
+            if runs is not None and runs != member.told:
+                member.told = runs
+                self._tell(member, go_for(member, self.mind.world, self.shares))
 
     def _log_phase(self, name: str, over: Over, at: float) -> None:
         thought = self.mind.thoughts[name]
@@ -392,11 +389,6 @@ class Scheduler:
                     self._tell(self.members[name], Sleep())
                 case Wait(until):
                     self.wakes = sorted([*self.wakes, until])
-
-    def _go(self, member: Member) -> None:
-        """What it asked for may run."""
-        member.asked = None
-        self._tell(member, go_for(member, self.mind.world, self.shares))
 
 
 @contextmanager

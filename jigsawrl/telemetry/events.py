@@ -89,7 +89,10 @@ class EventLog(EventSink):
 
     def emit(self, event: str, **fields: Any) -> None:
         """Writes an event at once."""
-        self.write({"event": event, **fields})
+        line = encode({"t": round(now(), 6), "event": event, **fields})
+        with self._lock:
+            self._buffer.append(line)
+            self._flush()
 
     def keep(self, event: str, **fields: Any) -> None:
         """Takes an event that is written with the next flush."""
@@ -97,13 +100,10 @@ class EventLog(EventSink):
         with self._lock:
             self._buffer.append(line)
 
-    def write(self, event: dict[str, Any]) -> None:
-        """An event as it is; sub-stages are buffered."""
-        line = encode({"t": round(now(), 6), **event})
+    def take(self, lines: bytes) -> None:
+        """Lines that somebody else has encoded; they are written with the next flush."""
         with self._lock:
-            self._buffer.append(line)
-            if event["event"] != "substage" or len(self._buffer) >= _MAX_BUFFERED_LINES:
-                self._flush()
+            self._buffer.append(lines)
 
     def record(
         self,

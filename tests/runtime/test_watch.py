@@ -75,7 +75,7 @@ def members(tmp_path: Path) -> dict[str, Member]:
     mix = load_mix(write_mix(tmp_path, sums=SUMS, calc=CALC))
     hardware = cpu_worker(1, 2)
     return {
-        name: member_of(mix, name, own_config(mix, name), tmp_path, hardware, None)
+        name: member_of(mix, name, own_config(mix, name, "cpu"), tmp_path, hardware, None)
         for name in ("sums", "calc")
     }
 
