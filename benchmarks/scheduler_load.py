@@ -1,7 +1,7 @@
 """What the scheduler costs: its part of a run of four pipelines, the messages it can take, the start of processes.
 
 The part is the CPU time of the scheduler's process, display and log included, over the wall time of a real run of
-four pipelines on 2 cores (`four_pipelines.py`). Their phases are short, a tenth of a second to a few seconds, which is
+four pipelines on 2 cores (`four_pipelines.py`). Phases are short, a tenth of a second to a few seconds, which is
 hard on it; with models of 10M parameters instead of 0.3M they last seconds. Messages a second: four pretended drivers
 end phases as fast as it answers, under the look-ahead policy and under `concurrent`, in one process on one core.
 Starting: 12 processes from the fork server, until each has answered; and the memory of all processes of the run,
