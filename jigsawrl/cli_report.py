@@ -1,4 +1,4 @@
-"""The command that shows what a run did. It does not import torch."""
+"""The commands that show what a run did, and why. They do not import torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from jigsawrl.cli_help import Command
 
 
 def add_to(app: typer.Typer) -> None:
-    """Makes it a command of `jigsaw`."""
+    """Makes them commands of `jigsaw`."""
     app.command(
         cls=Command,
         epilog="jigsaw report runs/sums -- makes runs/sums/report.html; open it in a browser\n"
         "jigsaw report runs/sums --json -- the figures for a script",
     )(report)
+    app.command(
+        cls=Command,
+        epilog="jigsaw replay runs/mix -- are the decisions of this run what its policy decides today?",
+    )(replay)
 
 
 def report(
@@ -46,3 +50,29 @@ def report(
     console.print(
         f"written: {made.page} and {made.timeline.name}", highlight=False, soft_wrap=True, markup=False
     )
+
+
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of several pipelines.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Make every decision of a run again, from its log alone.
+
+    The policy hears what it heard then, and must decide the same. Exit code 1 where it does not: the policy, or what
+    it knows of the pipelines, is another one now.
+    """
+    from jigsawrl.runtime.replay import replayed
+
+    decisions = list(replayed(run))
+    others = [each for each in decisions if not each.same]
+    if as_json:
+        first = {"at": others[0].at, "was": others[0].was, "now": others[0].now} if others else None
+        print(json.dumps({"decisions": len(decisions), "others": len(others), "first": first}))
+    elif not others:
+        print(f"{len(decisions)} decisions, all as they were")
+    else:
+        print(f"{len(decisions)} decisions, {len(others)} of them others than they were; first:")
+        print(f"  it was  {json.dumps(others[0].was)}")
+        print(f"  it is   {json.dumps(others[0].now)}")
+    if others:
+        raise typer.Exit(1)

@@ -140,9 +140,11 @@ class Jigsaw:
     def _best(self, state: State, planner: Planner, moves: list[Migrate], must: bool) -> Actions:
         """Where all work is predicted to end first; the simple rule's plan and no move, unless others save something.
 
-        What little work there is left is thought through more thoroughly, and to its end.
+        What little work there is left is thought through more thoroughly, and to its end; not where those who share a
+        worker lose nothing by it.
         """
         few = phases_left(state) <= FEW and len(state.unfinished()) <= FEW_PIPELINES
+        few = few and not undisturbed(state.table)
         until = float("inf") if few else state.now + self._horizon(state)
         now = Forward(state)
         scores: dict[Plan, float] = {}

@@ -29,6 +29,8 @@ SEQUENCES = 256
 """Lengths by which a first step is foreseen."""
 LEAST = 0.25
 """Weight of what was seen last against all that was known before; of the first few, that of a mean."""
+CPU = "cpu"
+"""There a process knows how long it was at work itself; elsewhere its time beside others says nothing of it alone."""
 BETWEEN_S = 2.0
 """Phases that end sooner after each other are learned from together: that takes milliseconds."""
 
@@ -101,9 +103,11 @@ class Learned:
         else:
             tokens = float(self.steps_seen[-1].mean()) * shape.sequences if self.steps_seen else None
             expected = _at_work(outlook.training(len(last.busy), tokens))
-        costs = followed(outlook.costs, kind, fmean(each.busy for each in seen), expected, weight)
-        if alone := [each.overhead for each in seen if each.alone]:
-            costs = with_overhead(costs, kind, fmean(alone), weight)
+        costs, alone = outlook.costs, [each for each in seen if each.alone]
+        if own := seen if outlook.hardware.name == CPU else alone:
+            costs = followed(costs, kind, fmean(each.busy for each in own), expected, weight)
+        if alone:
+            costs = with_overhead(costs, kind, fmean(each.overhead for each in alone), weight)
         self.outlook = Outlook(shape, costs, outlook.hardware, forecast)
 
     def workload(self) -> Workload | None:

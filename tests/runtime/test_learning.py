@@ -22,7 +22,7 @@ def outlook(lengths: np.ndarray | None = None, slower: float = 1.0) -> Outlook:
     made = job("a", seed=1, sigma=0.5, slow=slower)
     costs = replace(made.costs, derived=True)
     expected = made.expected if lengths is None else lengths
-    return Outlook(made.shape, costs, WORKER, Forecast.from_prior(expected, made.shape.max_tokens))
+    return Outlook(made.shape, costs, replace(WORKER, name="cpu"), Forecast.from_prior(expected, made.shape.max_tokens))
 
 
 def at_work(known: Outlook, phase: Phase) -> float:
@@ -84,3 +84,14 @@ def test_one_slow_phase_among_many_is_no_new_truth() -> None:
     learned.ended(slow, now=20.0)
     assert at_work(learned.outlook, "rollout") < 1.5 * at_work(truth, "rollout")
     assert learned.outlook.costs.errors["rollout"] > 0.3, "but it is distrusted"
+
+
+def test_on_a_gpu_a_phase_beside_others_says_nothing_of_its_time_alone() -> None:
+    lengths = np.full(64, 100.0)
+    known = outlook(lengths)
+    learned = Learned(Outlook(known.shape, known.costs, WORKER, known.forecast))
+    rollout, _ = step(outlook(lengths, slower=3.0), lengths, overhead=0.0)
+    learned.ended(replace(rollout, alone=False), now=1.0)
+    assert at_work(learned.outlook, "rollout") == pytest.approx(at_work(known, "rollout"))
+    learned.ended(rollout, now=9.0)
+    assert at_work(learned.outlook, "rollout") > 1.5 * at_work(known, "rollout")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from mixes import CALC, SUMS, events, run_here, write_mix
+from typer.testing import CliRunner
 
+from jigsawrl.cli import app
 from jigsawrl.errors import JigsawError
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.runtime.replay import replayed
@@ -20,12 +22,21 @@ def test_a_log_replayed_through_its_policy_gives_the_same_actions(policy: str, t
     decisions = list(replayed(out))
     assert [each for each in decisions if not each.same] == []
     assert sum(len(each.was) for each in decisions) == len(events(out, "action")) >= 12
+    assert (
+        f"{len(decisions)} decisions, all as they were"
+        in CliRunner().invoke(app, ["replay", str(out)]).stdout
+    )
 
     other = "serial"
     log = (out / "events.jsonl").read_text().replace(f'"policy":"{policy}"', f'"policy":"{other}"')
     assert POLICIES[other].name in log
     (out / "events.jsonl").write_text(log)
     assert not all(each.same for each in replayed(out)), "another policy decides otherwise"
+    shown = CliRunner().invoke(app, ["replay", str(out), "--json"])
+    assert shown.exit_code == 1
+    said = json.loads(shown.stdout)
+    assert said["others"] > 0
+    assert said["first"]["was"] != said["first"]["now"]
 
 
 def test_what_has_no_decisions_says_so(tmp_path: Path) -> None:
