@@ -22,7 +22,9 @@ def outlook(lengths: np.ndarray | None = None, slower: float = 1.0) -> Outlook:
     made = job("a", seed=1, sigma=0.5, slow=slower)
     costs = replace(made.costs, derived=True)
     expected = made.expected if lengths is None else lengths
-    return Outlook(made.shape, costs, replace(WORKER, name="cpu"), Forecast.from_prior(expected, made.shape.max_tokens))
+    return Outlook(
+        made.shape, costs, replace(WORKER, name="cpu"), Forecast.from_prior(expected, made.shape.max_tokens)
+    )
 
 
 def at_work(known: Outlook, phase: Phase) -> float:
