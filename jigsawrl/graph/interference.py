@@ -186,6 +186,13 @@ def undisturbed(table: Interference) -> bool:
     return both == table.speed(half) and 2 * both >= table.speed(Occupant("compute", 1.0))
 
 
+@lru_cache(maxsize=64)
+def merely_divided(table: Interference) -> bool:
+    """Whether those on a worker lose nothing by dividing it, and gain nothing either."""
+    half = Occupant("compute", 0.5)
+    return undisturbed(table) and 2 * table.speed(half, [half]) <= table.speed(Occupant("compute", 1.0))
+
+
 @lru_cache(maxsize=16)
 def _splits(count: int) -> tuple[tuple[int, ...], ...]:
     """Ways to hand out all levels to `count` occupants, each at least one; coarser for many."""

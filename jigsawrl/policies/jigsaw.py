@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jigsawrl.graph.batch import Batch
-from jigsawrl.graph.interference import SIGNATURES, undisturbed
+from jigsawrl.graph.interference import SIGNATURES, merely_divided, undisturbed
 from jigsawrl.graph.lanes import Segment
 from jigsawrl.policies.forward import Forward
 from jigsawrl.policies.plans import Actions, Plan, Planner, moved_bytes
@@ -141,10 +141,10 @@ class Jigsaw:
         """Where all work is predicted to end first; the simple rule's plan and no move, unless others save something.
 
         What little work there is left is thought through more thoroughly, and to its end; not where those who share a
-        worker lose nothing by it.
+        worker merely divide it.
         """
         few = phases_left(state) <= FEW and len(state.unfinished()) <= FEW_PIPELINES
-        few = few and not undisturbed(state.table)
+        few = few and not merely_divided(state.table)
         until = float("inf") if few else state.now + self._horizon(state)
         now = Forward(state)
         scores: dict[Plan, float] = {}
