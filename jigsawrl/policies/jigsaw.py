@@ -140,11 +140,13 @@ class Jigsaw:
     def _best(self, state: State, planner: Planner, moves: list[Migrate], must: bool) -> Actions:
         """Where all work is predicted to end first; the simple rule's plan and no move, unless others save something.
 
-        What little work there is left is thought through more thoroughly, and to its end; not where those who share a
-        worker merely divide it.
+        What little work there is left is thought through more thoroughly, and to its end. Where those who share a
+        worker merely divide it, only moves are thought of: nothing is won by holding anybody back.
         """
-        few = phases_left(state) <= FEW and len(state.unfinished()) <= FEW_PIPELINES
-        few = few and not merely_divided(state.table)
+        divided = merely_divided(state.table)
+        if divided and not moves:
+            return planner.plan(planner.waiting).actions
+        few = phases_left(state) <= FEW and len(state.unfinished()) <= FEW_PIPELINES and not divided
         until = float("inf") if few else state.now + self._horizon(state)
         now = Forward(state)
         scores: dict[Plan, float] = {}
@@ -154,8 +156,11 @@ class Jigsaw:
                 if plan not in scores and (plan.actions or not must):
                     scores[plan] = self._score(now, state, plan, until)
 
-        consider(planner.orders() if few else planner.plans())
-        if self.fill and len(state.unfinished()) <= FEW_PIPELINES:
+        if divided:
+            consider([planner.plan(planner.waiting)])
+        else:
+            consider(planner.orders() if few else planner.plans())
+        if self.fill and not divided and len(state.unfinished()) <= FEW_PIPELINES:
             consider(planner.apart())
         if few:
             for plan in sorted(scores, key=lambda plan: scores[plan])[:BEST]:

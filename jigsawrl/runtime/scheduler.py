@@ -335,11 +335,18 @@ class Scheduler:
         if decides:
             self.work.decisions += 1
             if everyone and self.first_decision is None:
-                self.first_decision = at
-                self.work.seconds -= time.process_time()
+                self._everything_starts(at)
             self._carry_out(self.mind.decide(everyone))
         elif any(member.paused for member in self.members.values()):
             place(self.mind.world, self.members, self.shares)  # what stood still may be gone
+
+    def _everything_starts(self, at: float) -> None:
+        """Clocks start now: the time that others took to be set up is nobody's."""
+        self.first_decision = at
+        self.work.seconds -= time.process_time()
+        for member in self.members.values():
+            if member.began:
+                self.progress.start(member.name, member.config.steps, member.done)
 
     def _let_run(self) -> None:
         """Whoever waits for what was decided; not before there is room."""
