@@ -155,8 +155,10 @@ def test_an_interrupt_is_one_line_and_130(tmp_path: Path, environment: dict[str,
     os.mkfifo(tmp_path / "run.yaml")
     command = [sys.executable, "-m", "jigsawrl", "run", "run.yaml"]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-    with process, (tmp_path / "run.yaml").open("w"):  # opens as soon as the command reads
-        process.send_signal(signal.SIGINT)
+    with process:
+        with (tmp_path / "run.yaml").open("w"):  # opens as soon as the command reads
+            process.send_signal(signal.SIGINT)
+        # Closed: a signal that came just before the command began to wait is noticed when it need not wait any more.
         _, stderr = process.communicate(timeout=60)
     assert (process.returncode, stderr) == (130, "jigsaw: interrupted; a run goes on with --resume\n")
 
