@@ -23,12 +23,17 @@ def refuse_what_cannot_fit(outlooks: Sequence[Outlook], hardware: Hardware, work
         for phase, needed in (("rollout", sizes.rollout), ("training", sizes.training)):
             if needed > hardware.device_bytes:
                 raise JigsawError(
-                    f"{shape.name}: {phase} needs {needed / GB:.0f} GB on each of {width} workers, and a "
-                    f"{hardware.name} has {hardware.device_bytes / GB:.0f} GB; use more workers"
+                    f"{shape.name}: {phase} needs {gigabytes(needed)} on each of {width} workers, and a "
+                    f"{hardware.name} has {gigabytes(hardware.device_bytes)}; use more workers"
                 )
         host += sizes.host
     if host > hardware.host_bytes:
         raise JigsawError(
-            f"{len(outlooks)} pipelines keep {host / GB:.0f} GB in host memory for each worker, and there are "
-            f"{hardware.host_bytes / GB:.0f} GB; run fewer at a time, or use more workers"
+            f"{len(outlooks)} pipelines keep {gigabytes(host)} in host memory for each worker, and there are "
+            f"{gigabytes(hardware.host_bytes)}; run fewer at a time, or use more workers"
         )
+
+
+def gigabytes(size: float) -> str:
+    """In words; small models need parts of one."""
+    return f"{size / GB:,.0f} GB" if size >= 10 * GB else f"{size / GB:.3g} GB"

@@ -40,27 +40,43 @@ def replayed(run: Path) -> Iterator[Decision]:
     path = run / EVENTS_FILE
     if not path.is_file():
         raise JigsawError(f"{run}: holds no {EVENTS_FILE}, so it is not the folder of a run")
-    again: Again | None = None
-    open_decision: Decision | None = None
+    replay = _Replay(run)
     for number, (_, event) in enumerate(jsonl.read(path), 1):
-        kind = event.get("event")
-        if kind == "action" and open_decision is not None:
-            open_decision.was.append({k: v for k, v in event.items() if k not in ("t", "event")})
-            continue
-        if kind in ("start", "resume") and "hardware" in event:
-            again = Again(run, event)
-        elif kind == "submitted" and again is not None:
-            again.join(event["pipeline"])
-        elif kind == "turn":
-            if open_decision is not None:
-                yield open_decision
-            if again is None:
-                raise JigsawError(f"{path}, line {number}: a decision before the run started")
-            open_decision = again.turn(event)
-    if open_decision is not None:
-        yield open_decision
-    if again is None:
+        try:
+            ended = replay.take(event)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise JigsawError(f"{path}, line {number} cannot be replayed ({error!r})") from error
+        if ended is not None:
+            yield ended
+    if replay.again is None:
         raise JigsawError(f"{run}: is not the run of several pipelines; there is nothing to replay")
+    if replay.open is not None:
+        yield replay.open
+
+
+@dataclass(slots=True)
+class _Replay:
+    """Takes the events of a log in its order."""
+
+    run: Path
+    again: Again | None = None
+    open: Decision | None = None
+    """The last one, whose actions are still being read."""
+
+    def take(self, event: dict[str, Any]) -> Decision | None:
+        """The decision before this event, if it is whole now."""
+        kind, ended = event["event"], None
+        if kind == "action" and self.open is not None:
+            self.open.was.append({k: v for k, v in event.items() if k not in ("t", "event")})
+        elif kind in ("start", "resume") and "hardware" in event:
+            self.again = Again(self.run, event)
+        elif kind == "submitted" and self.again is not None:
+            self.again.join(event["pipeline"])
+        elif kind == "turn":
+            if self.again is None:
+                raise ValueError("a decision before the run started")
+            ended, self.open = self.open, self.again.turn(event)
+        return ended
 
 
 @dataclass(slots=True)

@@ -45,3 +45,17 @@ def test_what_has_no_decisions_says_so(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text(json.dumps({"t": 1.0, "event": "start", "pipeline": "a"}) + "\n")
     with pytest.raises(JigsawError, match="nothing to replay"):
         list(replayed(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "start", "policy": "jigsaw", "workers": 2, "pipelines": ["a"], "hardware": {"name": "x"}},
+        {"event": "turn", "at": 1.0, "heard": [], "decides": True, "everyone": True},
+        {"event": "turn"},
+    ],
+)
+def test_a_nonsensical_log_is_refused_by_its_line(event: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text(json.dumps({"t": 1.0, **event}) + "\n")
+    with pytest.raises(JigsawError, match="line 1 cannot be replayed"):
+        list(replayed(tmp_path))

@@ -74,6 +74,6 @@ def test_one_sleeps_while_the_other_runs_and_both_learn_the_same(
 
 def test_what_never_fits_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
     file = write_tight_mix(tmp_path, "jigsaw", -1.5)
-    with pytest.raises(JigsawError, match=r"needs .* GB on each of 2 workers"):
+    with pytest.raises(JigsawError, match=r"needs 0\.0\d+ GB on each of 2 workers, and a cpu has 0\.0\d+ GB"):
         run_here(file, tmp_path / "out")
     assert not (tmp_path / "out").exists()
