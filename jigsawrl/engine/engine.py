@@ -187,6 +187,11 @@ class Engine:
                 outputs.append(ended.output())
         return outputs
 
+    def partials(self) -> list[SampleOutput]:
+        """What there is of every unfinished sample that has any; they go on."""
+        sequences = [*self.scheduler.running, *self.scheduler.waiting]
+        return [sequence.output() for sequence in sequences if sequence.generated.token_ids]
+
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]] | None, weight_version: int) -> None:
         """New weights under Hugging Face's names, or None where the model object has them already.
 

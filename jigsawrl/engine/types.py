@@ -126,6 +126,9 @@ class RolloutBackend(Generation, Protocol):
     def abort(self, request_ids: Sequence[str] | None = None) -> list[SampleOutput]:
         """Ends these requests (None: all) and returns what they have so far."""
 
+    def partials(self) -> list[SampleOutput]:
+        """What there is of every unfinished sample that has any; they go on."""
+
     def update_weights(self, weights: Iterable[tuple[str, Tensor]] | None, weight_version: int) -> None:
         """From the next token on these weights are used (None: the shared model's); older caches are dropped."""
 

@@ -142,6 +142,10 @@ class VllmEngine:
             sequence.finish_reason = "abort"
         return [sequence.output() for sequence in ended]
 
+    def partials(self) -> list[SampleOutput]:
+        """What there is of every unfinished sample that has any; they go on."""
+        return [each.output() for each in [*self.running.values(), *self.held] if each.generated.token_ids]
+
     def _withdraw(self, request_ids: set[str] | None = None) -> list[Sequence]:
         """Takes samples away from vLLM; they have all their tokens with them."""
         wanted = lambda sequence: request_ids is None or sequence.request_id in request_ids

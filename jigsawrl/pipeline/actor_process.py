@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import signal
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from jigsawrl.engine.types import Request, SampleOutput
+from jigsawrl.engine.types import Request, RolloutBackend, SampleOutput
 from jigsawrl.errors import JigsawError
 from jigsawrl.pipeline.actor import Actor
 from jigsawrl.processes import die_with_parent
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+REPORT_S = 2.0
+REPORT_PART = 0.02
 
 
 def send(pipe: Connection, message: Any) -> None:
@@ -49,6 +52,10 @@ class ProcessHandle:
         self.rank = rank
         self.early: list[SampleOutput] = []
         """Outputs that came while an answer was waited for."""
+        self.running: list[SampleOutput] = []
+        """What the actor last said of samples that are under way."""
+        self.reports = 0
+        """How often it said so."""
 
     def start(self, method: str, *args: Any) -> None:
         self._send(("call", method, args))
@@ -58,7 +65,7 @@ class ProcessHandle:
             kind, value = self._receive()
             if kind == "answer":
                 return value
-            self.early += value
+            self._hear(kind, value)
 
     def call(self, method: str, *args: Any) -> Any:
         self.start(method, *args)
@@ -68,10 +75,16 @@ class ProcessHandle:
         self._send(("request", request, ()))
 
     def outputs(self) -> list[SampleOutput]:
-        """Samples that have ended; waits for the first."""
-        kind, value = self._receive()
-        assert kind == "outputs", kind
-        return [*self.take_early(), *value]
+        """Samples that have ended; waits for the next word of the actor."""
+        self._hear(*self._receive())
+        return self.take_early()
+
+    def _hear(self, kind: str, value: list[SampleOutput]) -> None:
+        if kind == "running":
+            self.running, self.reports = value, self.reports + 1
+        else:
+            assert kind == "outputs", kind
+            self.early += value
 
     def take_early(self) -> list[SampleOutput]:
         early, self.early = self.early, []
@@ -125,10 +138,12 @@ def actor_main(
     world: int,
     meeting: str,
     settle: Callable[[], None] = lambda: None,
+    says_what_runs: bool = False,
 ) -> None:
     """The process: builds its actor when told so, then does as it is told until the pipe closes.
 
-    `settle` is called before each thing it does: whoever shares its device may want it elsewhere.
+    `settle` is called before each thing it does: whoever shares its device may want it elsewhere. With
+    `says_what_runs` it tells from time to time what it has of samples that are under way.
     """
     from jigsawrl.pipeline.workers import set_up_torch
 
@@ -149,7 +164,7 @@ def actor_main(
             return None
         return getattr(actor, method)(*args)
 
-    serve(pipe, perform, lambda: actor, settle)
+    serve(pipe, perform, lambda: actor, settle, Reports() if says_what_runs else None)
     if actor is not None:
         actor.close()
     if dist.is_initialized():
@@ -171,6 +186,7 @@ def serve(
     perform: Callable[[str, tuple[Any, ...]], Any],
     who: Callable[[], Actor | None],
     settle: Callable[[], None],
+    reports: Reports | None,
 ) -> None:
     """Messages first; while there are none, the engine generates."""
     while True:
@@ -191,10 +207,25 @@ def serve(
                 settle()
                 if outputs := actor.engine.step():
                     send(pipe, ("outputs", outputs))
+                if reports is not None and time.monotonic() >= reports.due:
+                    reports.make(pipe, actor.engine)
         except (EOFError, ConnectionResetError, BrokenPipeError):
             return
         except Exception:
             send(pipe, ("failed", traceback.format_exc()))
+
+
+class Reports:
+    """Of what is under way: every few seconds, and rarely enough to take a small part of the time."""
+
+    def __init__(self) -> None:
+        self.due = time.monotonic() + REPORT_S
+
+    def make(self, pipe: Connection, engine: RolloutBackend) -> None:
+        began = time.monotonic()
+        send(pipe, ("running", engine.partials()))
+        took = time.monotonic() - began
+        self.due = began + max(REPORT_S, took / REPORT_PART)
 
 
 def answer_to(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jigsawrl.config.tasks import CalculatorTask, EnvironmentTask, TextArenaTask
-from jigsawrl.engine.types import SampleKey, SampleOutput
+from jigsawrl.engine.types import Request, SampleKey, SampleOutput
 from jigsawrl.errors import JigsawError
 from jigsawrl.pipeline import kept
 from jigsawrl.pipeline.actor import TAIL_FRACTION
@@ -29,6 +29,7 @@ from jigsawrl.pipeline.loop import run
 from jigsawrl.pipeline.surroundings import Phase, Stopped, Tensors
 from jigsawrl.pipeline.workers import Workers
 from jigsawrl.processes import die_with_parent
+from jigsawrl.runtime.drawn import Drawn
 from jigsawrl.runtime.messages import (
     Asleep,
     At,
@@ -215,9 +216,16 @@ class ToldEvents(EventSink):
 class WatchedEngines(Engines):
     """Engines that say how far they are, and that listen to the scheduler while they generate."""
 
-    def __init__(self, handles: Sequence[ProcessHandle], line: Line, returning: bool) -> None:
+    def __init__(self, handles: Sequence[ProcessHandle], line: Line, returning: bool, drawn: Drawn) -> None:
         super().__init__(handles)
         self.line = line
+        self.drawn = drawn
+        self.asked: dict[SampleKey, Request] = {}
+        """What is to be drawn, by sample."""
+        self.known: list[SampleOutput] = []
+        """Samples that were drawn before this process began."""
+        self.reports = 0
+        """Of the engines, that were kept."""
         self.returning = returning
         """Whether an engine without samples may get some again: episodes come back from their tools."""
         self.most = [0] * len(handles)
@@ -237,20 +245,48 @@ class WatchedEngines(Engines):
         self.most = [0] * len(self.handles)
         self.said = [None] * len(self.handles)
         self.since = [now()] * len(self.handles)
+        self.drawn.begin()
+
+    def add_request(self, request: Request) -> None:
+        known, requests = self.drawn.answered(request)
+        self.known += known
+        for each in requests:
+            self.asked.update(dict.fromkeys(each.keys, each))
+            super().add_request(each)
+
+    def has_unfinished(self) -> bool:
+        return bool(self.known) or super().has_unfinished()
 
     def step(self) -> list[SampleOutput]:
         self._say()
-        outputs = super().step()
-        while self.line.waiting():
-            message = self.line.receive()
-            if isinstance(message, Gather):
-                outputs += self.gather(message.engines)
+        outputs, self.known = self.known, []
+        outputs = outputs or self._drawn()
         self.turns += len(outputs)
         for output in outputs:
             made = self.lengths.get(output.key, 0)
             self.lengths[output.key] = made + len(output.generated.token_ids)
         self._say()
         return outputs
+
+    def _drawn(self) -> list[SampleOutput]:
+        """By the engines, at last."""
+        outputs = super().step()
+        while self.line.waiting():
+            message = self.line.receive()
+            if isinstance(message, Gather):
+                outputs += self.gather(message.engines)
+        for output in outputs:
+            self.drawn.note(self.asked.pop(output.key), output)
+        if self.drawn.is_due():
+            self._keep()
+        return outputs
+
+    def _keep(self) -> None:
+        """What ended since the last time, and what is under way if anything was said of it since."""
+        reports = sum(handle.reports for handle in self.handles)
+        said = [each for handle in self.handles for each in handle.running if each.key in self.asked]
+        news, self.reports = reports > self.reports, reports
+        self.drawn.keep([(self.asked[each.key], each) for each in said] if news else [])
 
     def _say(self) -> None:
         for engine in range(len(self.handles)):
@@ -274,7 +310,8 @@ class Beside:
         self.store = store
         self.name = config.name
         episodes = isinstance(config.task, CalculatorTask | TextArenaTask | EnvironmentTask)
-        self.engines = WatchedEngines(self.handles, line, returning=episodes)
+        self.drawn = Drawn(store, config.name)
+        self.engines = WatchedEngines(self.handles, line, episodes, self.drawn)
         self.gang = Workers(self.handles, self.engines)
         self.deterministic = config.deterministic
         self.where = tuple(range(len(actors)))
@@ -349,6 +386,7 @@ class Beside:
     def remember(self, step: int, workers: Workers, state: dict[str, Any]) -> Callable[[], Tensors]:
         """An actor puts it into the store; from there it is read, and written to disk."""
         workers.first("publish", self.store.root, self.name, step, state)
+        self.drawn.forget()
 
         def saved() -> Tensors:
             found = self.recall()

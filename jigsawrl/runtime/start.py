@@ -39,7 +39,7 @@ def start_actor(
 
     show_as(f"actor{rank}:{config.name}")
     settle = Follower(note, rank) if note is not None and device.startswith("cuda") else nothing
-    actor_main(pipe, config, base, device, rank, world, meeting, settle)
+    actor_main(pipe, config, base, device, rank, world, meeting, settle, says_what_runs=True)
 
 
 def nothing() -> None:
