@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from jigsawrl.model.lora import LinearOp, Lora
+from jigsawrl.model.ops import PLAIN, Ops
 from jigsawrl.model.spec import ModelSpec
 
 
@@ -48,8 +49,12 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+    def forward(self, x: Tensor, ops: Ops = PLAIN) -> Tensor:
+        return ops.norm(x, self.weight, self.eps)
+
+    def after(self, x: Tensor, change: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
+        """x + change, and the norm of it."""
+        return ops.add_norm(x, change, self.weight, self.eps)
 
 
 class Layer(nn.Module):
@@ -71,21 +76,27 @@ class Layer(nn.Module):
         self.down = Linear(spec.intermediate_size, {"down_proj": spec.hidden_size}, False)
 
     def forward(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], index: int, attend: Attend, linear: LinearOp
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        index: int,
+        attend: Attend,
+        linear: LinearOp,
+        ops: Ops = PLAIN,
     ) -> Tensor:
         # `forward` and not a call: decoding small models is bound by Python, and nobody hooks these modules.
         spec = self.spec
-        qkv = self.qkv.forward(self.input_layernorm.forward(x), linear)
+        qkv = self.qkv.forward(self.input_layernorm.forward(x, ops), linear)
         qkv = qkv.view(-1, spec.heads + 2 * spec.kv_heads, spec.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = qkv.split((spec.heads, spec.kv_heads, spec.kv_heads), dim=1)
-            q, k = rotate(self.q_norm(q), *rope), rotate(self.k_norm(k), *rope)
+            q, k = ops.rotate(self.q_norm(q), *rope), ops.rotate(self.k_norm(k), *rope)
         else:
             qk, v = qkv.split((spec.heads + spec.kv_heads, spec.kv_heads), dim=1)
-            q, k = rotate(qk, *rope).split((spec.heads, spec.kv_heads), dim=1)
-        x = x + self.o.forward(attend(index, q, k, v).reshape(-1, spec.q_size), linear)
-        gate, up = self.gate_up.forward(self.post_attention_layernorm.forward(x), linear).chunk(2, dim=-1)
-        return x + self.down.forward(F.silu(gate) * up, linear)
+            q, k = ops.rotate(qk, *rope).split((spec.heads, spec.kv_heads), dim=1)
+        change = self.o.forward(attend(index, q, k, v).reshape(-1, spec.q_size), linear)
+        x, normed = self.post_attention_layernorm.after(x, change, ops)
+        return x + self.down.forward(ops.swiglu(self.gate_up.forward(normed, linear)), linear)
 
 
 class Transformer(nn.Module):
@@ -122,17 +133,22 @@ class Transformer(nn.Module):
         return self.embed_tokens if self.lm_head is None else self.lm_head
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, attend: Attend, linear: LinearOp = F.linear
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        linear: LinearOp = F.linear,
+        ops: Ops = PLAIN,
     ) -> Tensor:
         """Final hidden states [T, hidden] of flat tokens."""
         x = F.embedding(tokens, self.embed_tokens)
         rope = (self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
         for index, layer in enumerate(self.layers):
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(layer, x, rope, index, attend, linear, use_reentrant=False)
+                x = checkpoint(layer, x, rope, index, attend, linear, ops, use_reentrant=False)
             else:
-                x = layer(x, rope, index, attend, linear)
-        return self.norm(x)
+                x = layer(x, rope, index, attend, linear, ops)
+        return self.norm(x, ops)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> Transformer:
@@ -154,12 +170,6 @@ def rope_tables(spec: ModelSpec) -> tuple[Tensor, Tensor]:
     cos = torch.cat((angles.cos(), angles.cos()), dim=1)
     sin = torch.cat((-angles.sin(), angles.sin()), dim=1)
     return cos.float(), sin.float()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding in the half-split layout of Hugging Face's Llama: [T, heads, D]."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.addcmul(x * cos, torch.cat((second, first), dim=-1), sin).to(x.dtype)
 
 
 def _scaled(frequency: Tensor, scaling: dict[str, Any]) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +33,7 @@ class Batch:
     @property
     def sequence(self) -> Tensor:
         """[T] the sequence each trained token belongs to."""
-        return torch.arange(len(self)).repeat_interleave(self.lengths)
+        return repeated(torch.arange(len(self)), self.lengths)
 
     def select(self, indices: list[int]) -> Batch:
         """The part of the batch with these sequences, in this order."""
@@ -45,13 +46,23 @@ def flat_indices(lengths: Tensor, indices: list[int]) -> Tensor:
     """Where the tokens of these sequences stand in a flat value of all."""
     starts = (lengths.cumsum(0) - lengths)[indices]
     chosen = lengths[indices]
-    return starts.repeat_interleave(chosen) + counted(chosen)
+    return repeated(starts, chosen) + counted(chosen)
 
 
 def counted(lengths: Tensor) -> Tensor:
     """0, 1, 2, ... for each sequence, flat."""
     begins = lengths.cumsum(0) - lengths
-    return torch.arange(int(lengths.sum())) - begins.repeat_interleave(lengths)
+    return torch.arange(int(lengths.sum())) - repeated(begins, lengths)
+
+
+def repeated(values: Tensor, counts: Tensor) -> Tensor:
+    """Each value so many times. By numpy: torch calls all threads for it, and waiting for them takes milliseconds."""
+    return torch.from_numpy(np.repeat(values.numpy(), counts.numpy()))
+
+
+def onto(device: torch.device, tensor: Tensor) -> Tensor:
+    """A tensor of the host on a device, without waiting for what the device is at."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def micro_batches(token_counts: list[int], budget: int) -> list[list[int]]:

@@ -15,6 +15,17 @@ def token_logprobs(
     hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-probs [t] of `targets` and entropies [t] at a temperature, from hidden states [t, H]."""
+    if hidden.is_cuda and hidden.dtype == head.dtype == torch.bfloat16:
+        from jigsawrl.trainer.cuda import logprobs as fused
+
+        return fused.token_logprobs(hidden, head, targets, temperature, entropy_gradient)
+    return chunked_logprobs(hidden, head, targets, temperature, entropy_gradient)
+
+
+def chunked_logprobs(
+    hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """The same by operators of torch, in any precision on any device."""
     rows = max(1, CHUNK_ELEMENTS // head.shape[0])
     if len(hidden) <= rows:
         return _chunk(hidden, head, targets, temperature, entropy_gradient)

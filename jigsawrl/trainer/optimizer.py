@@ -51,14 +51,14 @@ class Optimizer:
         self.settings = settings
         self.steps = 0
         self.skipped = 0
+        self.group: dist.ProcessGroup | None = None
+        """Workers that sum their gradients; None: all there are."""
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.parameters = named
         self.masters: dict[str, Tensor] = {}
         for name, parameter in named.items():
             if parameter.dtype in (torch.bfloat16, torch.float16):
-                master = nn.Parameter(parameter.detach().float())
-                parameter.register_post_accumulate_grad_hook(_into_master(master))
-                self.masters[name] = master
+                self.masters[name] = nn.Parameter(parameter.detach().float())
             else:
                 self.masters[name] = parameter
         matrices = [p for p in self.masters.values() if p.dim() >= 2]
@@ -76,14 +76,37 @@ class Optimizer:
         )
 
     @torch.no_grad()
+    def collect(self) -> None:
+        """Adds the gradients of weights to those of their masters, and lets go of them: after every backward pass."""
+        totals, parts = [], []
+        for name, parameter in self.parameters.items():
+            master, part = self.masters[name], parameter.grad
+            by_kernel = parameter.is_cuda and parameter.dtype == torch.bfloat16
+            if master is parameter or part is None:
+                continue
+            if master.grad is None:
+                master.grad = part.float()
+            elif by_kernel and part.is_contiguous() and master.grad.is_contiguous():
+                totals.append(master.grad)
+                parts.append(part)
+            else:
+                master.grad += part
+            parameter.grad = None
+        if totals:
+            from jigsawrl.trainer.cuda.accumulate import accumulate
+
+            accumulate(totals, parts)
+
+    @torch.no_grad()
     def step(self) -> dict[str, float]:
         """One update from the gradients there are; one with a NaN or an infinity is left out and counted."""
+        self.collect()
         masters = list(self.masters.values())
         for master in masters:
             if master.grad is None:  # a worker without sequences takes part all the same
                 master.grad = torch.zeros_like(master)
         if dist.is_initialized():
-            _sum_over_workers([master.grad for master in masters if master.grad is not None])
+            _sum_over_workers([master.grad for master in masters if master.grad is not None], self.group)
         norm = float(torch.nn.utils.clip_grad_norm_(masters, self.settings.max_grad_norm or math.inf))
         rate = learning_rate(self.settings, self.steps)
         if math.isfinite(norm):
@@ -136,31 +159,19 @@ class Optimizer:
 
     @torch.no_grad()
     def weights_from_masters(self) -> None:
-        for name, parameter in self.parameters.items():
-            if self.masters[name] is not parameter:
-                parameter.copy_(self.masters[name])
+        rounded = {name: p for name, p in self.parameters.items() if self.masters[name] is not p}
+        if rounded:
+            torch._foreach_copy_(list(rounded.values()), [self.masters[name] for name in rounded])
 
 
-def _into_master(master: nn.Parameter):  # type: ignore[no-untyped-def]
-    def move(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        if master.grad is None:
-            master.grad = parameter.grad.float()
-        else:
-            master.grad += parameter.grad
-        parameter.grad = None
-
-    return move
-
-
-def _sum_over_workers(gradients: list[Tensor]) -> None:
+def _sum_over_workers(gradients: list[Tensor], group: dist.ProcessGroup | None) -> None:
     """All-reduce in buckets, so that few large messages are sent."""
     bucket: list[Tensor] = []
     for i, gradient in enumerate(gradients):
         bucket.append(gradient)
         if sum(g.nbytes for g in bucket) >= BUCKET_BYTES or i == len(gradients) - 1:
             flat = torch.cat([g.flatten() for g in bucket])
-            dist.all_reduce(flat)
+            dist.all_reduce(flat, group=group)
             for g, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                 g.copy_(part.view_as(g))
             bucket = []

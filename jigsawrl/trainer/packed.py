@@ -1,8 +1,8 @@
 """Causal attention inside packed sequences.
 
-The model sees one flat row of tokens without padding. Only for attention are sequences of about equal length laid
-side by side, padded to the longest of their group: with a causal mask the padding, which stands at the end, is
-never looked at.
+The model sees one flat row of tokens without padding. Where there is a kernel for sequences of several lengths, it
+sees the same row. Elsewhere, and only for attention, sequences of about equal length are laid side by side, padded to
+the longest of their group: with a causal mask the padding, which stands at the end, is never looked at.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from jigsawrl.trainer.batch import onto
 
 SPREAD = 1.3
 """Within a group the longest sequence is at most this many times the shortest (or SHORT tokens)."""
@@ -27,6 +29,23 @@ class Group:
     unpad: Tensor
     count: int
     width: int
+
+
+class FlashAttention:
+    """Attention over flat sequences of these lengths, in this order, by one call of torch's flash attention.
+
+    Through the operator itself: the function around it takes other arguments in every release of torch.
+    """
+
+    def __init__(self, lengths: list[int], device: torch.device) -> None:
+        self.longest = max(lengths)
+        bounds = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
+        self.bounds = onto(device, bounds)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.ops.aten._flash_attention_forward(
+            q, k, v, self.bounds, self.bounds, self.longest, self.longest, 0.0, True, False
+        )[0]
 
 
 class PackedAttention:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from jigsawrl.model.transformer import Transformer
-from jigsawrl.trainer.batch import Batch, counted, micro_batches
+from jigsawrl.model.ops import PLAIN, Ops
+from jigsawrl.model.transformer import Attend, Transformer
+from jigsawrl.trainer.batch import Batch, counted, flat_indices, micro_batches, onto, repeated
 from jigsawrl.trainer.logprobs import token_logprobs
 from jigsawrl.trainer.optimizer import Optimizer, OptimizerSettings
-from jigsawrl.trainer.packed import PackedAttention
+from jigsawrl.trainer.packed import FlashAttention, PackedAttention
 
 Metrics = dict[str, Tensor]
 Objective = Callable[[Batch, Tensor], tuple[Tensor, Metrics]]
@@ -36,15 +37,19 @@ class Trainer:
         self.optimizer = Optimizer(module or model, settings)
 
     def forward_backward(self, batch: Batch, objective: Objective) -> dict[str, float]:
-        """Adds the batch's gradients to those already there; returns the summed metrics."""
-        sums: dict[str, float] = {}
+        """Adds the batch's gradients to those already there; returns the summed metrics.
+
+        Nothing is read back from a device before the last micro-batch.
+        """
+        sums: dict[str, Tensor] = {}
         for indices in self._cut(batch):
             micro = batch.select(indices)
             loss, metrics = objective(micro, hidden_states(self.model, micro))
             loss.backward()
+            self.optimizer.collect()
             for name, value in {"loss": loss, **metrics}.items():
-                sums[name] = sums.get(name, 0.0) + float(value.detach())
-        return sums
+                sums[name] = sums.get(name, 0.0) + value.detach().double()
+        return {name: float(value) for name, value in sums.items()}
 
     def optim_step(self) -> dict[str, float]:
         return self.optimizer.step()
@@ -64,14 +69,12 @@ def evaluate(
     model: Transformer, batch: Batch, budget: int, read: Callable[[Batch, Tensor], Tensor]
 ) -> Tensor:
     """A flat value [T] read off the hidden states, without gradients."""
-    lengths = batch.lengths
-    out = torch.zeros(int(lengths.sum()))
-    starts = lengths.cumsum(0) - lengths
-    for indices in micro_batches([len(t) for t in batch.tokens], budget):
-        micro = batch.select(indices)
-        values = read(micro, hidden_states(model, micro)).float().cpu()
-        for i, piece in zip(indices, values.split(micro.lengths.tolist()), strict=True):
-            out[int(starts[i]) : int(starts[i]) + len(piece)] = piece
+    groups = micro_batches([len(t) for t in batch.tokens], budget)
+    micros = (batch.select(indices) for indices in groups)
+    values = [read(micro, hidden_states(model, micro)).float() for micro in micros]
+    out = torch.zeros(sum(map(len, batch.trained)))
+    for indices, value in zip(groups, values, strict=True):
+        out[flat_indices(batch.lengths, indices)] = value.cpu()
     return out
 
 
@@ -79,25 +82,42 @@ def hidden_states(model: Transformer, batch: Batch) -> Tensor:
     """Hidden states [t, H] from which the trained tokens were chosen: those one position before them."""
     device = model.device
     counts = torch.tensor([len(t) for t in batch.tokens])
-    tokens, positions = torch.cat(batch.tokens).to(device), counted(counts).to(device)
-    hidden = model(tokens, positions, PackedAttention(counts.tolist(), device))
-    starts = (counts.cumsum(0) - counts).repeat_interleave(batch.lengths)
-    rows = starts + torch.cat(batch.trained) - 1
-    return hidden.index_select(0, rows.to(device))
+    tokens, positions = onto(device, torch.cat(batch.tokens)), onto(device, counted(counts))
+    attend, ops = _ways(model, counts.tolist())
+    hidden = model(tokens, positions, attend, ops=ops)
+    rows = repeated(counts.cumsum(0) - counts, batch.lengths) + torch.cat(batch.trained) - 1
+    return hidden.index_select(0, onto(device, rows))
+
+
+def _ways(model: Transformer, lengths: list[int]) -> tuple[Attend, Ops]:
+    """How sequences of these lengths go through the model: by kernels where there are such."""
+    if _has_kernels(model):
+        from jigsawrl.trainer.cuda.ops import FUSED
+
+        return FlashAttention(lengths, model.device), FUSED
+    return PackedAttention(lengths, model.device), PLAIN
+
+
+def _has_kernels(model: Transformer) -> bool:
+    """Whether flash attention takes the model; Triton compiles for any GPU that has it."""
+    head, device = model.spec.head_dim, model.device
+    fits = device.type == "cuda" and model.dtype == torch.bfloat16 and head % 8 == 0 and head <= 256
+    return fits and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def trained_tokens(batch: Batch) -> Tensor:
     """[t] ids of the trained tokens."""
     counts = torch.tensor([len(t) for t in batch.tokens])
-    starts = (counts.cumsum(0) - counts).repeat_interleave(batch.lengths)
-    return torch.cat(batch.tokens)[starts + torch.cat(batch.trained)]
+    return torch.cat(batch.tokens)[
+        repeated(counts.cumsum(0) - counts, batch.lengths) + torch.cat(batch.trained)
+    ]
 
 
 def policy_logprobs(model: Transformer, temperature: float) -> Callable[[Batch, Tensor], Tensor]:
     """Reads log-probs of the trained tokens off hidden states."""
 
     def read(batch: Batch, hidden: Tensor) -> Tensor:
-        targets = trained_tokens(batch).to(hidden.device)
+        targets = onto(hidden.device, trained_tokens(batch))
         return token_logprobs(hidden, model.head, targets, temperature, entropy_gradient=False)[0]
 
     return read

@@ -1,0 +1,288 @@
+"""One process for the actors that several pipelines on one frozen base have on a worker.
+
+    control ------> joins, pauses
+    pipe of a ----> thread a: gradients, optimizer steps, ... of a's adapters
+    pipe of b ----> thread b: ...                                  of b's
+    main thread --> the engine: everybody's sequences in one batch
+
+Whoever asks something of the engine has it between two of its passes. Training does not: one pipeline's gradients
+are computed while others decode.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from jigsawrl.engine.memory import shared_cache_blocks
+from jigsawrl.engine.shared import Member, SharedEngine
+from jigsawrl.engine.types import SampleOutput
+from jigsawrl.model.folder import load_model
+from jigsawrl.model.lora import linears, share_base
+from jigsawrl.model.tokenizer import load_tokenizer
+from jigsawrl.model.transformer import Transformer
+from jigsawrl.pipeline.actor import Actor, compute_dtype
+from jigsawrl.pipeline.actor_process import Reports, answer_to, join_the_others, receive, send
+from jigsawrl.pipeline.residency import Residency
+from jigsawrl.pipeline.workers import set_up_torch
+from jigsawrl.processes import die_with_parent
+from jigsawrl.runtime.messages import Join, Place, Stand, ToSharedActor
+
+if TYPE_CHECKING:
+    from jigsawrl.config import RunConfig
+
+OF_THE_ENGINE = frozenset(("ready", "abort", "end_rollout", "sync_weights", "sleep", "wake_up"))
+"""Methods of an actor that need the engine to stand still."""
+
+
+def shared_actor_main(control: Connection, place: Place, settle: Callable[[], None]) -> None:
+    """Ends with its parent, or when its engine fails: then all its pipelines start again from their last steps."""
+    die_with_parent()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    set_up_torch(place.configs[0], place.device)
+    if place.device.startswith("cuda"):
+        torch.cuda.set_device(place.device)
+    if place.world > 1:
+        join_the_others(place.device, place.rank, place.world, place.meeting)
+    house = House(place)
+    threading.Thread(target=house.listen, args=(control,), daemon=True).start()
+    house.generate(settle)
+
+
+class SharingActor(Actor):
+    """A pipeline's actor in somebody else's process, with its own adapters on their base."""
+
+    def __init__(self, config: RunConfig, house: House, group: dist.ProcessGroup | None) -> None:
+        self.house = house
+        super().__init__(config, house.place.base, house.place.device, house.place.rank)
+        self.trainer.optimizer.group = group
+        if self.critic_trainer is not None:
+            self.critic_trainer.optimizer.group = group
+
+    def _model(self) -> Transformer:
+        return share_base(self.house.base())
+
+    def _engine(self) -> tuple[Member, int]:
+        engine = self.house.engine()
+        tokenizer = load_tokenizer(self.base, self.config.model.trust_remote_code)
+        room = min(self.model.spec.max_positions, engine.blocks.num_blocks * engine.blocks.block_size)
+        return engine.join(self.config.name, self.model, tokenizer, self._passed), room
+
+    def _residency(self) -> Residency:
+        """Of what is its own: the base stays for the others."""
+        residency = super()._residency()
+        adapters = [linear.lora for _, linear in linears(self.model) if linear.lora is not None]
+        residency.modules = {**residency.modules, "policy": nn.ModuleList(adapters)}
+        return residency
+
+    def busy_seconds(self, threads: int | None = None) -> float:
+        """Its part of the engine's time, and its own thread's."""
+        if self.device.type != "cpu":
+            return super().busy_seconds(threads)
+        return self.house.tenants[self.config.name].engine_seconds + time.thread_time()
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """A pipeline, as long as its pipe lasts."""
+
+    config: RunConfig
+    pipe: Connection
+    group: dist.ProcessGroup | None
+    actor: SharingActor | None = None
+    running: int = 0
+    """Samples that it waits for."""
+    engine_seconds: float = 0.0
+    reports: Reports = field(default_factory=Reports)
+    sending: threading.Lock = field(default_factory=threading.Lock)
+
+    def send(self, message: tuple[str, Any]) -> None:
+        """From any thread. Where the pipeline is gone, its thread notices."""
+        with suppress(OSError), self.sending:
+            send(self.pipe, message)
+
+
+class House:
+    """What the pipelines share, and who they are."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.tenants: dict[str, Tenant] = {}
+        self.turn = threading.Condition()
+        """Held by whoever uses the engine."""
+        self.wanting = 0
+        self.counting = threading.Lock()
+        self._base: Transformer | None = None
+        self._shared: SharedEngine | None = None
+
+    def base(self) -> Transformer:
+        """Loaded when the first pipeline has its permit to come."""
+        if self._base is None:
+            config, device = self.place.configs[0], torch.device(self.place.device)
+            dtype = compute_dtype(config, device)
+            self._base = load_model(self.place.base, dtype, device).requires_grad_(False)
+        return self._base
+
+    def engine(self) -> SharedEngine:
+        if self._shared is None:
+            base, configs = self.base(), self.place.configs
+            rollouts = [config.rollout for config in configs]
+            self._shared = SharedEngine(
+                base,
+                num_blocks=shared_cache_blocks(configs, base.spec, base.dtype, base.device),
+                block_size=rollouts[0].block_size,
+                max_num_seqs=sum(rollout.max_num_seqs for rollout in rollouts),
+                max_num_batched_tokens=max(rollout.max_num_batched_tokens for rollout in rollouts),
+                deterministic=configs[0].deterministic,
+            )
+        return self._shared
+
+    # Who comes and goes
+
+    def listen(self, control: Connection) -> None:
+        """All workers hear the same in the same order, so groups for the sum of gradients are made together."""
+        while True:
+            try:
+                message: ToSharedActor = control.recv()
+            except EOFError:
+                os._exit(1)
+            if isinstance(message, Join):
+                pipe = Connection(recv_handle(control))
+                group = dist.new_group() if self.place.world > 1 else None
+                tenant = Tenant(message.config, pipe, group)
+                threading.Thread(target=self._serve, args=(tenant,), daemon=True).start()
+            else:
+                self._stand(message)
+
+    def _stand(self, message: Stand) -> None:
+        with self.visit():
+            tenant = self.tenants.get(message.pipeline)
+            if tenant is not None and tenant.actor is not None:
+                engine = tenant.actor.engine
+                assert isinstance(engine, Member)
+                engine.pause() if message.still else engine.go_on()
+
+    def _serve(self, tenant: Tenant) -> None:
+        """A pipeline's thread: does as it is told until the pipe closes."""
+        with tenant.pipe, own_stream(self.place.device):
+            while True:
+                try:
+                    kind, what, args = receive(tenant.pipe)
+                except (EOFError, ConnectionResetError):
+                    break
+                if kind == "call":
+                    with self.visit() if what in OF_THE_ENGINE else nullcontext():
+                        answer = answer_to(lambda name, given: self._perform(tenant, name, given), what, args)
+                        self._finish_here()
+                    tenant.send(answer)
+                else:
+                    with self.visit():
+                        self._request(tenant, what)
+            self._leave(tenant)
+
+    def _perform(self, tenant: Tenant, method: str, args: tuple[Any, ...]) -> Any:
+        if method == "ready":
+            before = self.tenants.get(tenant.config.name)
+            if before is not None:  # whoever it was before it came back
+                self._close(before)
+            self.tenants[tenant.config.name] = tenant
+            tenant.actor = SharingActor(tenant.config, self, tenant.group)
+            return None
+        if method == "abort":
+            tenant.running = 0
+        return getattr(tenant.actor, method)(*args)
+
+    def _request(self, tenant: Tenant, request: Any) -> None:
+        assert tenant.actor is not None
+        try:
+            tenant.actor.engine.add_request(request)
+            tenant.running += len(request.keys)
+        except Exception:
+            tenant.send(("failed", traceback.format_exc()))
+
+    def _leave(self, tenant: Tenant) -> None:
+        with self.visit():
+            if self.tenants.get(tenant.config.name) is tenant:
+                self._close(tenant)
+
+    def _close(self, tenant: Tenant) -> None:
+        del self.tenants[tenant.config.name]
+        if tenant.actor is not None:
+            tenant.actor.close()
+            tenant.actor = None
+
+    def _finish_here(self) -> None:
+        """What this thread has given the device to do is done before others use what came of it."""
+        if self.place.device.startswith("cuda"):
+            torch.cuda.current_stream().synchronize()
+
+    # The engine
+
+    @contextmanager
+    def visit(self) -> Iterator[None]:
+        """The engine's turn ends soon, and whoever is inside has it."""
+        with self.counting:
+            self.wanting += 1
+        if self._shared is not None:
+            self._shared.nudge()
+        with self.turn:
+            with self.counting:
+                self.wanting -= 1
+            try:
+                yield
+            finally:
+                self.turn.notify_all()
+
+    def generate(self, settle: Callable[[], None]) -> None:
+        """For ever: passes of the engine, whenever there is something to generate and nobody wants it first."""
+        while True:
+            with self.turn:
+                while self.wanting or self._shared is None or not self._shared.has_unfinished():
+                    self.turn.wait()
+                settle()
+                try:
+                    ended = self._pass(self._shared)
+                except Exception:
+                    for tenant in self.tenants.values():
+                        tenant.send(("failed", traceback.format_exc()))
+                    os._exit(1)
+                tenants = list(self.tenants.values())
+            for tenant in tenants:
+                self._tell(tenant, ended.get(tenant.config.name, []))
+
+    def _pass(self, engine: SharedEngine) -> dict[str, list[SampleOutput]]:
+        """One of them. Its time is everybody's, by the samples that they have."""
+        began = time.thread_time()
+        ended = engine.step()
+        took = time.thread_time() - began
+        samples = sum(tenant.running for tenant in self.tenants.values())
+        for name, tenant in self.tenants.items():
+            tenant.engine_seconds += took * tenant.running / max(1, samples)
+            tenant.running -= len(ended.get(name, []))
+        return ended
+
+    def _tell(self, tenant: Tenant, ended: list[SampleOutput]) -> None:
+        if ended:
+            tenant.send(("outputs", ended))
+        actor = tenant.actor
+        if tenant.running and actor is not None and time.monotonic() >= tenant.reports.due:
+            tenant.reports.make(tenant.send, actor.engine)
+
+
+def own_stream(device: str) -> AbstractContextManager[Any]:
+    """On a GPU a thread's work is ordered among itself only."""
+    return torch.cuda.stream(torch.cuda.Stream(device)) if device.startswith("cuda") else nullcontext()

@@ -1,0 +1,148 @@
+"""Who shares actors with whom, and the processes of those that do.
+
+Pipelines that train adapters on the same frozen model have one actor a worker in common: the model is there once, and
+their sequences decode in one batch. What each of them learns is what it would learn alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import send_handle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jigsawrl.runtime.family import GRACE_S, fork_server
+from jigsawrl.runtime.messages import Join, Place, Stand, ToSharedActor
+from jigsawrl.store import folders
+
+if TYPE_CHECKING:
+    from jigsawrl.config import RunConfig
+    from jigsawrl.runtime.shares import Shares, Units
+
+Base = tuple[object, ...]
+"""What must be the same for two pipelines to share their actors."""
+
+
+def base_of(config: RunConfig) -> Base | None:
+    """None: it shares with nobody. A tiny model is each pipeline's own, even where it looks like another's."""
+    model, rollout = config.model, config.rollout
+    if model.lora is None or model.path == "tiny" or rollout.backend != "jigsaw":
+        return None
+    folder = Path(model.path).resolve()
+    return folder, model.dtype, model.trust_remote_code, config.deterministic, rollout.block_size
+
+
+class Sharing:
+    """All shared actors of a run. They are started when the first pipeline wants them."""
+
+    def __init__(self, store: Path, shares: Shares) -> None:
+        self.store = store
+        self.shares = shares
+        self.actors: dict[Base, SharedActors] = {}
+        self.users: dict[Base, set[str]] = {}
+
+    def actors_for(self, config: RunConfig, all_configs: Iterable[RunConfig]) -> SharedActors | None:
+        """Those that this pipeline is to use; new ones where some of the old have died."""
+        base = base_of(config)
+        if base is None:
+            return None
+        known = self.actors.get(base)
+        if known is not None and any(process.exitcode is not None for process in known.processes):
+            known.kill()
+            known = None
+        if known is None:
+            alike = [each for each in all_configs if base_of(each) == base]
+            known = self.actors[base] = SharedActors(alike, self.store, self.shares)
+        self.users.setdefault(base, set()).add(config.name)
+        return known
+
+    def left(self, config: RunConfig) -> None:
+        """A pipeline has ended; with the last one on a base its actors do."""
+        base = base_of(config)
+        if base is None or base not in self.users:
+            return
+        self.users[base].discard(config.name)
+        if not self.users[base]:
+            self.actors.pop(base).kill()
+            del self.users[base]
+
+    def close(self) -> None:
+        for actors in self.actors.values():
+            actors.kill()
+        self.actors.clear()
+        self.users.clear()
+
+
+class SharedActors:
+    """A process on each worker. They live and die together."""
+
+    def __init__(self, configs: list[RunConfig], store: Path, shares: Shares) -> None:
+        from jigsawrl.runtime.start import start_shared_actor
+
+        context = fork_server()
+        self.shares = shares
+        self.meeting = folders.meeting(store)
+        self.controls: list[Connection] = []
+        self.processes: list[BaseProcess] = []
+        self.held: list[dict[str, Units]] = []
+        """What each pipeline was given of each worker."""
+        base, world = Path(configs[0].model.path), len(shares.workers)
+        for rank in range(world):
+            ours, theirs = context.Pipe()
+            meeting = f"file://{self.meeting}/gang"
+            place = Place(configs, base, shares.device(rank), rank, world, meeting)
+            process = context.Process(
+                target=start_shared_actor,
+                args=(theirs, place, shares.environment, self._note(rank)),
+                name=f"{base.name}/actor/{rank}",
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            self.controls.append(ours)
+            self.processes.append(process)
+            self.held.append({})
+
+    def join(self, config: RunConfig) -> list[Connection]:
+        """A pipeline's ends of the pipes to its actors."""
+        context = fork_server()
+        pipes: list[Connection] = []
+        for rank, control in enumerate(self.controls):
+            ours, theirs = context.Pipe()
+            self._tell(rank, Join(config))
+            with suppress(OSError), theirs:  # their death will be noticed
+                send_handle(control, theirs.fileno(), self.processes[rank].pid)
+            pipes.append(ours)
+        return pipes
+
+    def stand(self, pipeline: str, rank: int, still: bool) -> None:
+        self._tell(rank, Stand(pipeline, still))
+
+    def hold(self, pipeline: str, rank: int, units: Units) -> None:
+        """The process has what any of its pipelines has."""
+        held = self.held[rank]
+        held[pipeline] = units
+        pid = self.processes[rank].pid
+        assert pid is not None
+        self.shares.give(tuple(sorted(set().union(*held.values()))), pid, self._note(rank))
+
+    def _tell(self, rank: int, message: ToSharedActor) -> None:
+        with suppress(OSError):  # their death will be noticed
+            self.controls[rank].send(message)
+
+    def _note(self, rank: int) -> Path:
+        return self.meeting / f"share{rank}"
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join(timeout=GRACE_S)
+        for control in self.controls:
+            control.close()
+        for left in self.meeting.glob("*"):
+            left.unlink(missing_ok=True)
+        self.meeting.rmdir()

@@ -1,0 +1,109 @@
+"""Pipelines with adapters on one frozen model share their actors, and learn what they learn alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mixes import (
+    CALC,
+    STEPS,
+    SUMS,
+    Results,
+    Watching,
+    assert_nothing_is_left,
+    events,
+    grandchildren,
+    command_of,
+    learned,
+    named,
+    run_here,
+    write_mix,
+)
+from test_moved_and_paused import Gathers, Restless
+
+from jigsawrl.config.runfile import checked
+from jigsawrl.pipeline.loop import run
+from jigsawrl.pipeline.warmup import prepare_base
+from jigsawrl.policies.named import POLICIES
+from jigsawrl.policies.state import Policy
+
+pytestmark = pytest.mark.slow
+
+Runs = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Three on one model: other tasks, ranks and matrices."""
+    tiny = checked({"name": "tiny", **SUMS})
+    model = {"path": str(prepare_base(tiny, tmp_path_factory.mktemp("model"), lambda _: None))}
+    small = {"rank": 2, "targets": ["q_proj", "down_proj"]}
+    return {
+        "a": {**SUMS, "model": {**model, "lora": {"rank": 4}}, "trainer": {"lr": 1e-2}},
+        "b": {**CALC, "model": {**model, "lora": small}, "trainer": {"lr": 1e-2}},
+        "c": {**SUMS, "model": {**model, "lora": {"rank": 4}}, "seed": 5, "algorithm": {"kl_coef": 0.1}},
+    }
+
+
+def outcome(out: Path) -> tuple[list[dict[str, float]], bytes]:
+    return learned(out), (out / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def by_themselves(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Each as an ordinary run on two workers, without anything of the runtime."""
+    found: Results = {}
+    for name, settings in runs.items():
+        out = tmp_path_factory.mktemp("alone") / name
+        run(checked({"name": name, **settings, "workers": 2, "threads": 1, "device": "cpu"}), out, False, Watching())
+        found[name] = outcome(out)
+    return found
+
+
+def test_all_in_one_batch_learn_what_each_learns_alone(
+    runs: Runs, by_themselves: Results, tmp_path: Path
+) -> None:
+    seen: set[str] = set()
+    out = tmp_path / "out"
+    run_here(
+        write_mix(tmp_path, "concurrent", **runs),
+        out,
+        lambda *_: seen.update(command_of(pid) for pid in grandchildren()),
+    )
+    assert {name: outcome(out / name) for name in runs} == by_themselves
+    assert {name for name in seen if name.startswith("actor")} == {"actor0:base", "actor1:base"}
+    assert_nothing_is_left(out)
+
+
+@pytest.mark.parametrize("policy", [Gathers(), Restless()])
+def test_whoever_is_moved_or_paused_the_others_decode_on_and_all_learn_the_same(
+    policy: Policy, runs: Runs, by_themselves: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(POLICIES, "concurrent", policy)
+    out = tmp_path / "out"
+    run_here(write_mix(tmp_path, "concurrent", **runs), out)
+    assert {name: outcome(out / name) for name in runs} == by_themselves
+    assert_nothing_is_left(out)
+
+
+@pytest.mark.parametrize("victim", ["driver:a", "actor1:base"])
+def test_after_a_death_everyone_learns_the_same(
+    victim: str, runs: Runs, by_themselves: Results, tmp_path: Path
+) -> None:
+    left = [signal.SIGKILL]
+
+    def kill(pipeline: str, step: int) -> None:
+        if (pipeline, step) == ("a", 2) and left:
+            os.kill(named(victim), left.pop())
+
+    out = tmp_path / "out"
+    ended = run_here(write_mix(tmp_path, "jigsaw", **runs), out, kill)
+    assert [(each.how, each.steps) for each in ended.pipelines] == [("finished", STEPS)] * 3
+    assert {name: outcome(out / name) for name in runs} == by_themselves
+    died = {event["pipeline"] for event in events(out, "died")}
+    assert died == {"a"} if victim == "driver:a" else "a" in died
+    assert_nothing_is_left(out)
