@@ -31,11 +31,12 @@ def publish(
     """Makes a step's state the newest. Masters that are the weights themselves are stored once."""
     masters = {f"policy/{_WEIGHT}{key}": tensor.dtype for key, tensor in weights.items()}
     rest = {key: tensor for key, tensor in flat(state).items() if masters.get(key) != tensor.dtype}
-    store.put(weights_of(name), step, weights, keep=2)
-    store.put(_optimizer_of(name), step, rest, meta)
+    on_device = any(tensor.is_cuda for tensor in weights.values())
+    store.put(weights_of(name), step, weights, keep=2, again=on_device)
+    store.put(_optimizer_of(name), step, rest, meta, again=on_device)
     for old in store.versions(weights_of(name)):
         if old < step:
-            store.drop(weights_of(name), old)
+            store.drop(weights_of(name), old, again=on_device)
     store.drop(asleep_of(name))
 
 

@@ -68,7 +68,10 @@ class Residency:
             self.frozen_in = store.root, name
         if self.stored != self._current(store, name):
             state = kept.flat({part: each.state() for part, each in self.optimizers.items()})
-            store.put(kept.asleep_of(name), 0, state)
+            on_device = self.device.type == "cuda"
+            if on_device:
+                store.drop(kept.asleep_of(name), again=True)  # of an earlier state, and nobody's
+            store.put(kept.asleep_of(name), 0, state, again=on_device)
             written += size_of(state)
             self.stored = self._current(store, name)
         return written

@@ -7,10 +7,11 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
+from jigsawrl.store.locks import locked_mapping
 from jigsawrl.store.staging import to_host
 
 _ALIGNMENT = 64
@@ -87,9 +88,11 @@ def _rank(item: tuple[str, torch.Tensor]) -> tuple[bool, int, str]:
 
 
 def open_mapped(path: Path, size: int) -> torch.UntypedStorage:
-    """The file's pages themselves, shared by all who map it. Who writes to them gets a private copy of that page."""
-    storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size)
-    return cast(torch.UntypedStorage, storage)
+    """The file's pages themselves, shared by all who map it. Who writes to them gets a private copy of that page.
+
+    While they are mapped the file is locked, so that nobody writes something else into it.
+    """
+    return torch.frombuffer(locked_mapping(path, size), dtype=torch.uint8).untyped_storage()
 
 
 def unpack(storage: torch.UntypedStorage) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

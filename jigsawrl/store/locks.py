@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import time
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ def locked(path: Path, timeout_s: float) -> Iterator[None]:
         try:
             yield
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may still have the descriptor
+            unlock(descriptor)  # a forked child may still have the descriptor
     finally:
         os.close(descriptor)
 
@@ -51,6 +52,22 @@ def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def unlock(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def locked_mapping(path: Path, size: int) -> mmap.mmap:
+    """A file's first bytes, which nobody writes over while they are mapped. Changes to them are private."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try_lock(descriptor, fcntl.LOCK_SH)
+        return mmap.mmap(
+            descriptor, size, access=mmap.ACCESS_COPY
+        )  # has a descriptor of its own, with the lock
+    finally:
+        os.close(descriptor)
 
 
 def use(folder: Path) -> bool:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.store.locks import try_lock
+from jigsawrl.store import pinned
+from jigsawrl.store.layout import Layout
+from jigsawrl.store.locks import try_lock, unlock
 from jigsawrl.store.names import Key, file_prefix, key_of
 
 _ASIDE = ".writing-"
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MOST_AT_ONCE = 1 << 30  # Linux writes at most 2 GiB in one call
 _COPY_CHUNK = 1 << 22
@@ -37,14 +40,38 @@ class Aside:
     without having published it deletes it.
     """
 
-    def __init__(self, shelf: Shelf, size: int) -> None:
+    def __init__(self, shelf: Shelf, size: int, old: int | None = None) -> None:
+        """`old`: the descriptor of a file that gets this name, locked."""
         self.shelf = shelf
+        self.size = size
         self._path: Path | None = shelf.folder / f"{_ASIDE}{os.getpid()}-{time.monotonic_ns()}@{size}"
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        self._descriptor = old if old is not None else os.open(self._path, _NEW, 0o600)
         try_lock(self._descriptor)
 
-    def write(self, chunks: Iterable[memoryview]) -> None:
-        """Writes the whole content. A disk that is full or broken says so here, not after the original is gone."""
+    @classmethod
+    def of(cls, shelf: Shelf, key: Key) -> Aside | None:
+        """The file of an entry, which is none from now on. None: somebody reads it."""
+        descriptor = os.open(shelf.path(key), os.O_RDWR)
+        if not try_lock(descriptor):
+            os.close(descriptor)
+            return None
+        aside = cls(shelf, key.size, descriptor)
+        assert aside._path is not None
+        os.rename(shelf.path(key), aside._path)
+        return aside
+
+    def write(self, file: Layout, again: bool = False) -> None:
+        """Writes the whole content, by the device itself where it is worth it to tell it of the pages.
+
+        A disk that is full or broken says so here, not after the original is gone.
+        """
+        if again:
+            os.ftruncate(self._descriptor, self.size)
+        by_device = again and not self.shelf.is_disk and any(tensor.is_cuda for tensor in file.tensors)
+        if not by_device or not pinned.write(self._descriptor, self.size, file.header, file.tensors):
+            self.copy(file.chunks())
+
+    def copy(self, chunks: Iterable[memoryview]) -> None:
         with self.shelf.explained():
             for chunk in chunks:
                 while chunk:
@@ -58,6 +85,12 @@ class Aside:
         os.utime(self._descriptor, ns=(now, now))
         os.rename(self._path, self.shelf.path(key))
         self._path = None
+        unlock(self._descriptor)  # whoever reads it locks it too
+
+    @property
+    def is_there(self) -> bool:
+        """Nobody has removed it with the whole store."""
+        return os.fstat(self._descriptor).st_nlink > 0
 
     def __enter__(self) -> Aside:
         return self
@@ -65,9 +98,10 @@ class Aside:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._descriptor)
         if self._path is not None:
+            pinned.forget(os.fstat(self._descriptor))
             self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +152,9 @@ class Shelf:
 
     def remove(self, key: Key) -> None:
         """Takes the name away; whoever has the entry mapped keeps its pages until done with them."""
-        self.path(key).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            pinned.forget(self.path(key).stat())
+            self.path(key).unlink()
 
     def last_used(self, key: Key) -> int:
         return self.path(key).stat().st_mtime_ns

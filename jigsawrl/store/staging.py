@@ -34,17 +34,21 @@ def to_host(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
 def copy_into(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Fills targets, on the host or on the device, from sources on the host, of the same types and shapes.
 
-    On the host a plain copy by one thread does as well as many where others have work for the cores, and far better
-    than many that wait for each other.
+    The device reads pinned sources itself. On the host a plain copy by one thread does as well as many where others
+    have work for the cores, and far better than many that wait for each other.
     """
     far: list[tuple[Tensor, Tensor]] = []
     for target, source in pairs:
-        if target.is_cuda:
-            far.append((target, source))
-        else:
+        if not target.is_cuda:
             _bytes_of(target).numpy()[:] = _bytes_of(source).numpy()
+        elif source.is_pinned():
+            target.copy_(source, non_blocking=True)
+        else:
+            far.append((target, source))
     if far:
         _to_device(far)
+    if torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()
 
 
 def _to_device(pairs: list[tuple[Tensor, Tensor]]) -> None:
@@ -59,7 +63,6 @@ def _to_device(pairs: list[tuple[Tensor, Tensor]]) -> None:
             buffer[start:end].copy_(source)
             target.copy_(buffer[start:end], non_blocking=True)
         emptied[which] = _recorded()
-    torch.cuda.current_stream().synchronize()
 
 
 @cache

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 import torch
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.store import folders, layout, locks, names
+from jigsawrl.store import folders, layout, locks, names, pinned, spares
 from jigsawrl.store.names import Key
 from jigsawrl.store.shelf import Aside, Shelf, chunks_of, room_for
 
 SPILL_TIMEOUT_S = 600.0
+SPARES_PART = 0.75
+"""Of the budget: where more is in use, files that go are not kept to be written again."""
 _BYTES = "bytes"
 
 
@@ -88,6 +90,8 @@ class Store:
     def destroy(self) -> None:
         """Removes everything; what is mapped stays readable. Doing it again changes nothing."""
         folders.remove(self.root)
+        spares.give_up(self.root)
+        pinned.forget_removed()
 
     def put(
         self,
@@ -96,18 +100,24 @@ class Store:
         tensors: Mapping[str, torch.Tensor],
         meta: Mapping[str, Any] | None = None,
         keep: int = 1,
+        again: bool = False,
     ) -> None:
         """Publishes a version, all of it at once, and drops all but the `keep` highest versions of the name.
 
         Publishing a version again replaces it. Tensors may be on any device, strided, or share memory: their values
         are stored, each on its own. `meta` is JSON. The caller does not change the tensors meanwhile.
+
+        `again`: this process puts entries of about this size again and again, and reads them. So the pages of one
+        that goes are kept for the next, if nobody reads them and there is room; a device copies its tensors itself.
         """
         names.check(name, version)
         if keep < 1:
             raise ValueError(f"keep is {keep}: at least one version must be kept")
         file = layout.plan(tensors, meta or {})
+        size = spares.rounded(file.size) if again else file.size
+        spare = spares.take(self.root, size) if again else None
         try:
-            self._write(name, version, file, keep, self._reserve(file.size))
+            self._write(name, version, file, keep, spare or self._reserve(size), again)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
@@ -153,12 +163,15 @@ class Store:
         with self._lock():
             return sorted({name for name, _ in self._stock().places if name.startswith(prefix)})
 
-    def drop(self, name: str, version: int | None = None) -> None:
-        """Removes a version, or all of them. Where there is none, nothing happens."""
+    def drop(self, name: str, version: int | None = None, again: bool = False) -> None:
+        """Removes a version, or all of them. Where there is none, nothing happens.
+
+        `again`: one of that size will be put soon, with the same pages.
+        """
         with self._lock():
             for place in self._stock_of(name).places.values():
                 if version in (None, place.key.version):
-                    place.shelf.remove(place.key)
+                    self._remove(place, again)
 
     def usage(self) -> Usage:
         with self._lock():
@@ -166,20 +179,29 @@ class Store:
         spilled = sum(key.size for key in stock.on(self._disk))
         return Usage(self._used(stock), spilled, len(stock.places))
 
-    def _write(self, name: str, version: int, file: layout.Layout, keep: int, aside: Aside) -> None:
+    def _write(
+        self, name: str, version: int, file: layout.Layout, keep: int, aside: Aside, again: bool = False
+    ) -> None:
         with aside:
-            aside.write(file.chunks())
+            aside.write(file, again)
             with self._lock():
+                roomy = again and self._used(self._stock()) <= SPARES_PART * self.budget_bytes
                 stock = self._stock_of(name)
-                key = Key(name, version, time.monotonic_ns(), file.size)
+                key = Key(name, version, time.monotonic_ns(), aside.size)
                 aside.publish(key)
-                doomed = stock.places.get((name, version))
-                if doomed is not None:
-                    doomed.shelf.remove(doomed.key)
+                doomed = [place for place in (stock.places.get((name, version)),) if place]
                 stock.places[name, version] = _Place(key, aside.shelf)
-                for old in stock.versions(name)[:-keep]:
-                    doomed = stock.places[name, old]
-                    doomed.shelf.remove(doomed.key)
+                doomed += [stock.places[name, old] for old in stock.versions(name)[:-keep]]
+                for place in doomed:
+                    self._remove(place, roomy)
+
+    def _remove(self, place: _Place, again: bool) -> None:
+        """With `again`, its file is kept to be written once more, if nobody reads it."""
+        spare = Aside.of(place.shelf, place.key) if again and place.shelf is self._memory else None
+        if spare is None:
+            place.shelf.remove(place.key)
+        else:
+            spares.keep(spare)
 
     def _reserve(self, size: int) -> Aside:
         """A file that may grow to this size: in memory if need be after others were spilled, else on the disk."""
@@ -190,6 +212,9 @@ class Store:
                     f"the store in {self.root} has {names.MAX_ENTRIES:,} entries, which is its limit\n"
                     "Drop what is not needed any more"
                 )
+            if not self._fits(size, stock):
+                spares.give_up(self.root)
+                stock = self._stock()
             if self._fits(size, stock):
                 return self._memory.begin(size)
             if room_for(size) > self.budget_bytes:
@@ -229,7 +254,7 @@ class Store:
             except FileNotFoundError:
                 return  # dropped meanwhile
             try:
-                copy.write(chunks_of(descriptor))
+                copy.copy(chunks_of(descriptor))
             finally:
                 os.close(descriptor)
             with self._lock():
@@ -246,7 +271,9 @@ class Store:
             if place is None:
                 return None
             place.shelf.touch(place.key)
-            return place, layout.open_mapped(place.shelf.path(place.key), place.key.size)
+            path = place.shelf.path(place.key)
+            storage = pinned.open_pinned(path)
+            return place, layout.open_mapped(path, place.key.size) if storage is None else storage
 
     def _stock(self) -> _Stock:
         spilled, _ = self._disk.survey()
