@@ -36,14 +36,15 @@ def profile(
     """Measure pipelines on this machine, for planning.
 
     A few real steps of each, one pipeline after the other. The profile holds what was learned: lengths, tool
-    latencies, and costs of every sub-stage. `simulate`, `compare` and `run` take it. What the runs train is
-    thrown away.
+    latencies, and costs of every sub-stage; on a GPU also how much sub-stages slow each other down side by side,
+    which takes a minute or two more. `simulate`, `compare` and `run` take it. What the runs train is thrown away.
     """
     if out.suffix != ".json":
         raise JigsawError(f"--out: {out} is no profile's name; it ends in .json")
     from jigsawrl.config.pipelines import holds_pipelines, load_mix
     from jigsawrl.graph.profile import load_profile
     from jigsawrl.runtime.launch import PROFILE, run_mix
+    from jigsawrl.runtime.measure import add_table
     from jigsawrl.telemetry.progress import Progress
 
     if out.exists():
@@ -61,6 +62,7 @@ def profile(
         if failed or not made.exists():
             reasons = "; ".join(f"{each.name}: {each.reason or each.how}" for each in failed)
             raise JigsawError(f"nothing was measured: {reasons}")
+        add_table(mix, made.parent, made, progress.message)
         out.parent.mkdir(parents=True, exist_ok=True)
         durable.replace(out, made.read_bytes())
     print(f"{out}: {len(outcome.pipelines)} pipelines, measured in {outcome.seconds:.1f} s")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jigsawrl.runtime.cores import go_on, stop
 from jigsawrl.runtime.member import Member
 from jigsawrl.runtime.messages import Go
 from jigsawrl.runtime.shares import Shares, Units
@@ -27,16 +26,20 @@ def place(world: World, members: Mapping[str, Member], shares: Shares) -> None:
         still = standing[member.name]
         if member.family is not None and member.paused != still:
             for actor in still - member.paused:
-                stop(member.family.pid(actor))
+                member.family.stand(actor)
             for actor in member.paused - still:
-                go_on(member.family.pid(actor))
+                member.family.go_on(actor)
             member.paused = still
 
 
 def parts_of(world: World, worker: int, shares: Shares) -> dict[int, Units]:
     """The units of each lane on a worker."""
-    keys = sorted(world.lanes.on_worker[worker])
-    units = shares.parts(worker, [world.lanes.lanes[key].share for key in keys])
+    keys, whole = sorted(world.lanes.on_worker[worker]), shares.workers[worker]
+    if len(whole) == 1:
+        return dict.fromkeys(keys, whole)
+    lanes = [world.lanes.lanes[key] for key in keys]
+    generating = [lane.phase == "rollout" for lane in lanes]
+    units = shares.parts(worker, [lane.share for lane in lanes], generating)
     return dict(zip(keys, units, strict=True))
 
 

@@ -5,20 +5,22 @@
 
 A share is a number of a worker's units in a row, chosen anew whenever the scheduler likes. It changes when work is
 done and never what comes of it, so where a machine cannot hold shares a run is slower and stays correct.
+
+On a GPU only trainings are held to theirs. A rollout has all units: what is kept from the others is free for it, its
+steps are graphs, which belong to the units that they were captured on, and it leaves most of a GPU idle anyway. A
+decode of 16 sequences and a training so get 1.27 times as much done as by taking turns; with both held, 1.18 times.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-import multiprocessing
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -27,7 +29,7 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.graph.cpu import cpu_worker
 from jigsawrl.graph.hardware import HARDWARE, Hardware
 from jigsawrl.runtime.cores import part_of, pin, split_cores
-from jigsawrl.runtime.family import PRELOADED, deaf_children
+from jigsawrl.runtime.family import fork_server
 from jigsawrl.runtime.mps import Mps, NoMps
 
 if TYPE_CHECKING:
@@ -60,8 +62,8 @@ class Shares(Protocol):
     def device(self, worker: int) -> str:
         """Of an actor on this worker, as torch names it."""
 
-    def parts(self, worker: int, shares: Sequence[float]) -> list[Units]:
-        """The units of each of those on a worker."""
+    def parts(self, worker: int, shares: Sequence[float], rollouts: Sequence[bool]) -> list[Units]:
+        """The units of each of those on a worker, some of which are rollouts."""
 
     def give(self, units: Units, pid: int, note: Path) -> None:
         """An actor has these from now on. `note` is what it looks at, where nobody else can hold it to them."""
@@ -88,7 +90,7 @@ class Cores:
     def device(self, worker: int) -> str:
         return "cpu"
 
-    def parts(self, worker: int, shares: Sequence[float]) -> list[Units]:
+    def parts(self, worker: int, shares: Sequence[float], rollouts: Sequence[bool]) -> list[Units]:
         cores = self.workers[worker]
         before = [0.0, *accumulate(shares)]
         return [
@@ -144,8 +146,13 @@ class Gpus:
     def device(self, worker: int) -> str:
         return f"cuda:{worker}"
 
-    def parts(self, worker: int, shares: Sequence[float]) -> list[Units]:
-        return divided(self.workers[worker], shares)
+    def parts(self, worker: int, shares: Sequence[float], rollouts: Sequence[bool]) -> list[Units]:
+        """Equal shares are not held: a GPU divides itself as evenly, and matrix products lose much by an odd part."""
+        units = self.workers[worker]
+        if len(set(shares)) == 1:
+            return [units] * len(shares)
+        parts = divided(units, shares)
+        return [units if rollout else part for part, rollout in zip(parts, rollouts, strict=True)]
 
     def give(self, units: Units, pid: int, note: Path) -> None:
         write_note(note, () if units in self.workers else units)
@@ -170,7 +177,7 @@ class Gpus:
         if gpu.undivided:
             return f"{said}shares are not held, and those on it mix as they come, under MPS ({gpu.undivided})"
         return (
-            f"{said}a share is a green context, in steps of {gpu.sms // gpu.units} SMs, under MPS "
+            f"{said}a training's share is a green context, in steps of {gpu.sms // gpu.units} SMs, under MPS "
             f"(checked: a quarter takes {gpu.ratio:.1f} times as long as all)"
         )
 
@@ -252,10 +259,7 @@ def _enough(found: Sequence[Gpu], workers: int) -> Sequence[Gpu]:
 
 def look(environment: Mapping[str, str]) -> list[Gpu]:
     """The GPUs, seen by a process with this environment: this one never touches them."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    with deaf_children():
-        forkserver.ensure_running()
+    context = fork_server()
     ours, theirs = context.Pipe(duplex=False)
     looking = context.Process(target=looks, args=(theirs, dict(environment)), name="looks", daemon=True)
     looking.start()

@@ -84,14 +84,27 @@ def test_shares_of_more_than_a_whole_worker_overlap_as_little_as_they_must():
 
 
 def test_a_worker_with_nobody_on_it_is_not_divided():
-    assert divided(SIXTEEN, []) == Cores([(0, 1)], {}).parts(0, []) == []
+    assert divided(SIXTEEN, []) == Cores([(0, 1)], {}).parts(0, [], []) == []
+    assert Gpus([H200], {}).parts(0, [], []) == []
 
 
 def test_on_a_cpu_those_on_a_worker_get_cores_of_their_own_while_there_are_enough():
     cores = Cores([(0, 1, 2, 3), (4,)], {})
-    assert cores.parts(0, [0.5, 0.25, 0.25]) == [(0, 1), (2,), (3,)]
-    assert cores.parts(1, [0.5, 0.5]) == [(4,), (4,)]
+    assert cores.parts(0, [0.5, 0.25, 0.25], [True, False, True]) == [(0, 1), (2,), (3,)]
+    assert cores.parts(1, [0.5, 0.5], [True, True]) == [(4,), (4,)]
     assert (cores.device(1), cores.threads((0, 1))) == ("cpu", 2)
+
+
+def test_on_a_gpu_a_training_keeps_to_its_part_and_rollouts_have_all_of_it():
+    gpus = Gpus([H200], {})
+    parts = gpus.parts(0, [0.125, 0.625, 0.25], [True, False, True])
+    assert parts == [SIXTEEN, SIXTEEN[6:], SIXTEEN]
+
+
+def test_equal_shares_of_a_gpu_are_left_to_the_gpu():
+    gpus = Gpus([H200], {})
+    assert gpus.parts(0, [0.25] * 4, [False] * 4) == [SIXTEEN] * 4
+    assert gpus.parts(0, [1.0], [False]) == [SIXTEEN]
 
 
 # What a run says of it
@@ -106,8 +119,8 @@ def test_on_a_cpu_those_on_a_worker_get_cores_of_their_own_while_there_are_enoug
         ),
         (
             Gpus([H200], {}),
-            "a worker is GPU 0 (NVIDIA H200, 132 SMs); a share is a green context, in steps of 8 SMs, under MPS "
-            "(checked: a quarter takes 3.9 times as long as all)",
+            "a worker is GPU 0 (NVIDIA H200, 132 SMs); a training's share is a green context, in steps of 8 SMs, "
+            "under MPS (checked: a quarter takes 3.9 times as long as all)",
         ),
         (
             Gpus([H200, H200], {}, without_mps=f"{CONTROL} is not installed"),
@@ -127,7 +140,7 @@ def test_a_run_says_in_one_sentence_what_a_share_is(shares: Shares, sentence):
 
 def test_without_mps_everybody_has_the_whole_gpu_in_his_turn():
     gpus = Gpus([H200], {}, without_mps="none here")
-    assert gpus.parts(0, [0.25, 0.75]) == [(0,), (0,)]
+    assert gpus.parts(0, [0.25, 0.75], [False, False]) == [(0,), (0,)]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +285,7 @@ def test_a_gpu_is_divided_under_a_daemon_that_ends_with_the_run(control, an_h200
     with shares_here(1, "cuda") as shares:
         assert "in steps of 8 SMs, under MPS" in shares.describe()
         assert Path(shares.environment["CUDA_MPS_PIPE_DIRECTORY"]).is_dir()
-        assert shares.parts(0, [0.25, 0.75]) == [SIXTEEN[:4], SIXTEEN[4:]]
+        assert shares.parts(0, [0.25, 0.75], [False, False]) == [SIXTEEN[:4], SIXTEEN[4:]]
     assert list(control.iterdir()) == []
 
 
@@ -377,5 +390,5 @@ def test_a_machine_with_a_gpu_holds_shares_on_it_and_leaves_no_daemon():
         folder = Path(shares.environment["CUDA_MPS_PIPE_DIRECTORY"]).parent
         assert folder.is_dir()
         assert len(shares.workers[0]) > 1
-        assert "a share is a green context, in steps of" in shares.describe()
+        assert "a training's share is a green context, in steps of" in shares.describe()
     assert not folder.exists()

@@ -1,0 +1,376 @@
+"""Pipelines that share one GPU: how much more is done than by one after the other.
+
+Full fine-tuning of models of the shapes of Qwen2.5 0.5B and 1.5B with random weights. Every sample is as long as a
+trace of GSM8K or MATH says (the same lengths under every policy, at most 8,192 tokens); one pipeline in four calls a
+tool in between. All run for real: drivers, actors, scheduler, shares, MPS (`traced.py` says what little differs).
+
+`serial` gives every pipeline the whole GPU, alone, with the same engine and trainer. Throughput is tokens generated
+and trained on over the time from the first phase to the end of the last; setting processes up is not in it, and each
+process makes its kernels and graphs before. Every policy knows what the serial run measured (`profile:`), as users
+have it from `jigsaw profile`. The ablation leaves one lever of `jigsaw` out at a time. With a limit of time the sides
+are run in the order of the table until it is over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from common import arguments, claim, clean_stdout, figure, report, say
+from gpu_decode import qwen_config
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import save_file
+
+from jigsawrl.config.pipelines import load_mix
+from jigsawrl.errors import JigsawError
+from jigsawrl.graph.profile import load_profile, write_profile
+from jigsawrl.model.folder import places
+from jigsawrl.model.spec import spec_from_config
+from jigsawrl.model.transformer import Transformer
+from jigsawrl.policies.jigsaw import Jigsaw
+from jigsawrl.policies.named import POLICIES
+from jigsawrl.runtime import family
+from jigsawrl.runtime.launch import PROFILE, run_mix
+from jigsawrl.runtime.measure import add_table
+from jigsawrl.telemetry.metrics import METRICS_FILE
+from jigsawrl.telemetry.progress import Progress
+from jigsawrl.telemetry.summary import summarize
+
+HERE = Path(__file__).parent
+LEVERS = {
+    "no shares": Jigsaw(shares=False),
+    "no look-ahead": Jigsaw(lookahead=False),
+    "no fill": Jigsaw(fill=False),
+    "no merge": Jigsaw(merge=False),
+}
+"""On one GPU there is nothing to merge: what that changes is what runs differ by."""
+TARGET = 1.85
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A pipeline: a model's shape, whose trace gives its lengths, and how much it does."""
+
+    shape: str
+    trace: str
+    prompts: int
+    steps: int
+    turns: int = 1
+    latency: float = 0.0
+    """Seconds that a tool takes at least; up to twice as many."""
+    cached: float = 0.5
+    """Part of what its sequences would take at their longest that is cached at once."""
+    samples: int = 8
+
+
+FOUR = {
+    "gsm8k-small": Traced("0.5B", "gsm8k_qwen3-0.6b", prompts=8, steps=2),
+    "math-small": Traced("0.5B", "math_qwen3-0.6b", prompts=4, steps=1, cached=1.0),
+    "gsm8k-large": Traced("1.5B", "gsm8k_qwen3-4b-instruct", prompts=16, steps=2, cached=0.25),
+    "tools-large": Traced("1.5B", "gsm8k_qwen3-4b-instruct", prompts=4, steps=2, turns=3, latency=1.5),
+}
+"""Each takes about as long alone as the others."""
+EIGHT = {name: FOUR[name] for name in ("gsm8k-small", "math-small", "tools-large")} | {
+    "gsm8k-small-2": Traced("0.5B", "gsm8k_qwen3-4b", prompts=8, steps=2),
+    "gsm8k-small-3": Traced("0.5B", "gsm8k_qwen3-4b-instruct", prompts=16, steps=3, cached=0.25),
+    "math-small-2": Traced("0.5B", "math_qwen3-4b-instruct", prompts=8, steps=1),
+    "math-small-3": Traced("0.5B", "math_llama3.1-8b", prompts=16, steps=2, cached=0.25),
+    "tools-small": Traced("0.5B", "gsm8k_qwen3-0.6b", prompts=4, steps=2, turns=3, latency=1.5),
+}
+"""What fits into the memory of one H200."""
+ALL = FOUR | EIGHT
+TWO = ("gsm8k-small", "gsm8k-large")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One mix under one policy."""
+
+    seconds: float
+    tokens: int
+    each: Mapping[str, float]
+    """Seconds of each pipeline from its first phase to the end of its last."""
+    setup: float
+    out: Path
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+class Bench:
+    """Models and run files in a folder."""
+
+    def __init__(self, folder: Path, seed: int, tiny: bool, part: float, longest: int, device: str) -> None:
+        self.folder = folder
+        self.count = 0
+        for shape in sorted({each.shape for each in ALL.values()}):
+            say(f"writing a random model of {'a few' if tiny else shape} parameters")
+            write_model(folder / shape, shape, tiny, seed)
+        for name, each in ALL.items():
+            content = run_file(each, folder, seed, longest, part, device)
+            (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
+        rows = [{"prompt": words(90 + number % 60, number)} for number in range(512)]
+        (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run(
+        self, names: Sequence[str], policy: str, profile: Path | None = None, steps: int | None = None
+    ) -> Run:
+        """With as many steps as each has, if not told."""
+        self.count += 1
+        out = self.folder / f"{self.count}-{policy}"
+        entries = {name: {"run": f"{name}.yaml", "steps": steps} for name in names}
+        mix: dict[str, Any] = {"workers": 1, "policy": policy, "pipelines": entries}
+        if profile is not None:
+            mix["profile"] = str(profile)
+        path = out.with_suffix(".yaml")
+        path.write_text(yaml.safe_dump(mix))
+        started = time.perf_counter()
+        with Progress(json=True) as progress:
+            outcome = run_mix(load_mix(path), out, False, progress)
+        took = time.perf_counter() - started
+        for each in outcome.pipelines:
+            if each.how != "finished":
+                raise RuntimeError(f"{policy}, {each.name}: {each.how}, {each.reason}")
+            if (each.out / "model").exists():
+                raise RuntimeError("lengths were not those of a trace: nobody imported traced.py")
+        phases = [json.loads(line) for line in (out / "events.jsonl").open() if '"phase"' in line]
+        phases = [each for each in phases if each["event"] == "phase"]
+        began = {name: min(p["t0"] for p in phases if p["pipeline"] == name) for name in names}
+        ended = {name: max(p["t1"] for p in phases if p["pipeline"] == name) for name in names}
+        seconds = max(ended.values()) - min(began.values())
+        tokens = sum(summarize(each.out / METRICS_FILE).tokens for each in outcome.pipelines)
+        each = {name: ended[name] - began[name] for name in names}
+        return Run(seconds, tokens, each, took - seconds, out)
+
+    def profile(self, serial: Run, table: Path | None) -> Path:
+        """What the serial run measured of each pipeline, and on a GPU what sharing it costs: `jigsaw profile`."""
+        path = serial.out / PROFILE
+        if table is None:
+            add_table(load_mix(serial.out.with_suffix(".yaml")), serial.out, path, say)
+        else:
+            known = load_profile(table).interference
+            write_profile(replace(load_profile(path), interference=known), path)
+        return path
+
+
+def run_file(each: Traced, folder: Path, seed: int, longest: int, part: float, device: str) -> dict[str, Any]:
+    user = HERE / "traced_user.py"
+    params = {"trace": each.trace, "turns": each.turns}
+    task: dict[str, Any] = {
+        "kind": "data",
+        "path": "prompts.jsonl",
+        "reward": {"path": f"{user}:score", "params": params, "processes": 1},
+    }
+    if each.turns > 1:
+        tool = params | {"latency": each.latency, "prompt": words(120, seed)}
+        task = {"kind": "environment", "path": f"{user}:Tool", "params": tool, "processes": 1}
+        task |= {"size": 512, "max_turns": each.turns}
+    sequences = each.prompts * each.samples
+    return {
+        "seed": seed,
+        "steps": max(1, round(part * each.steps)),
+        "device": device,
+        "model": {"path": str(folder / each.shape), "gradient_checkpointing": True},
+        "task": task,
+        "rollout": {
+            "prompts_per_step": each.prompts,
+            "samples": each.samples,
+            "max_tokens": longest,
+            "max_prompt_tokens": 512,
+            "max_num_batched_tokens": 8192,
+            "kv_cache_tokens": int(each.cached * sequences * (longest + 512)),
+        },
+        "trainer": {"lr": 1e-6, "micro_batch_tokens": 8192},
+        "telemetry": {"tensorboard": False},
+    }
+
+
+def words(count: int, number: int) -> str:
+    return " ".join(str((number * 7919 + i * 104729) % 1000) for i in range(count))
+
+
+def write_model(folder: Path, shape: str, tiny: bool, seed: int) -> None:
+    """A Hugging Face folder; its tokens are numbers."""
+    folder.mkdir(parents=True)
+    config = qwen_config(shape)
+    if tiny:
+        small = {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        }
+        config |= small | {"intermediate_size": 128, "vocab_size": 1200}
+    eos = config["vocab_size"] - 1
+    vocabulary = {str(number): number for number in range(config["vocab_size"])}
+    config |= {"eos_token_id": eos, "architectures": ["Qwen2ForCausalLM"], "torch_dtype": "bfloat16"}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "0"},
+    }
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": str(eos)}
+    for name, content in {
+        "config.json": config,
+        "generation_config.json": {"eos_token_id": eos},
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": settings,
+    }.items():
+        (folder / name).write_text(json.dumps(content))
+    with torch.device("meta"):
+        model = Transformer(spec_from_config(config, folder))
+    model = model.to(torch.bfloat16).to_empty(device="cpu")
+    pool = 0.02 * torch.randn(1 << 22, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # The same numbers again and again: to draw all of them takes a minute.
+            drawn = pool.repeat(-(-parameter.numel() // len(pool)))[: parameter.numel()].view_as(parameter)
+            parameter.copy_(drawn + 1 if "norm" in name else drawn)
+    save_file({name: view.contiguous() for name, view in places(model).items()}, folder / "model.safetensors")
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument(
+        "--tiny", action="store_true", help="tiny models and lengths, on a CPU: a check of this file"
+    )
+    parser.add_argument("--longest", type=int, default=8192, help="tokens of a sample at most")
+    parser.add_argument("--part", type=float, default=1.0, help="of the steps")
+    parser.add_argument(
+        "--table", type=Path, help="a profile whose interference table is taken, not measured anew"
+    )
+    parser.add_argument("--limit", type=float, default=480.0, help="seconds after which no side is begun")
+    parser.add_argument("--keep", type=Path, help="a folder for the profile and every run's events")
+    parser.add_argument("--only", action="append", help="these sides alone; serial is always run")
+    options = parser.parse_args()
+    if not options.tiny and not torch.cuda.is_available():
+        print("gpu_multiplex needs an NVIDIA GPU, and torch finds none here", file=sys.stderr)
+        return 2
+    began = time.perf_counter()
+    preload_traced()
+    part, longest = options.part * (0.4 if options.quick else 1.0), 48 if options.tiny else options.longest
+    with clean_stdout() as console, tempfile.TemporaryDirectory(prefix="jigsawrl-bench-") as scratch:
+        bench = Bench(
+            Path(scratch), options.seed, options.tiny, part, longest, "cpu" if options.tiny else "cuda"
+        )
+        four = tuple(FOUR)
+        sides: dict[str, tuple[Sequence[str], str, Jigsaw | None]] = {
+            "jigsaw": (four, "jigsaw", None),
+            "concurrent": (four, "concurrent", None),
+            "no shares": (four, "jigsaw", LEVERS["no shares"]),
+            "rollmux": (four, "rollmux", None),
+            "rlix": (four, "rlix", None),
+            **{name: (four, "jigsaw", policy) for name, policy in LEVERS.items() if name != "no shares"},
+            "jigsaw, two": (TWO, "jigsaw", None),
+            "serial, others": ([name for name in EIGHT if name not in FOUR], "serial", None),
+            "jigsaw, eight": (tuple(EIGHT), "jigsaw", None),
+        }
+        chosen = options.only or (["jigsaw", "concurrent"] if options.quick else list(sides))
+        shown("one step each, not counted: it compiles kernels", bench.run(four, "concurrent", steps=1))
+        runs = {"serial": shown("serial", bench.run(four, "serial"))}
+        alone = dict(runs["serial"].each)
+        profile = bench.profile(runs["serial"], options.table)
+        failed: dict[str, str] = {}
+        for side in chosen:
+            if time.perf_counter() - began > options.limit:
+                say(f"no time for {side}")
+                continue
+            names, policy, levers = sides[side]
+            try:
+                runs[side] = shown(side, run_with(bench, names, policy, profile, levers))
+            except (JigsawError, RuntimeError) as error:
+                failed[side] = str(error)
+                say(f"{side}: {error}")
+                continue
+            if policy == "serial":
+                alone |= runs[side].each
+        ratios = {side: over_serial(run, alone) for side, run in runs.items() if set(run.each) <= set(alone)}
+        if options.keep is not None:
+            keep(options.keep, runs, profile)
+        print_table(console, runs, ratios)
+        claims = {}
+        if "jigsaw" in ratios and not options.tiny:
+            claims["vs_serial_4"] = claim(ratios["jigsaw"], at_least=TARGET)
+        beside = {"vs_serial_2": ratios.get("jigsaw, two"), "vs_serial_8": ratios.get("jigsaw, eight")}
+        report(
+            console,
+            "gpu_multiplex",
+            options.seed,
+            claims,
+            quick=options.quick,
+            device="cpu" if options.tiny else torch.cuda.get_device_name(),
+            longest=longest,
+            over_serial=ratios,
+            failed=failed,
+            **beside,
+            alone_seconds=alone,
+            pipelines={name: asdict(each) for name, each in ALL.items() if name in alone},
+            seconds={side: run.seconds for side, run in runs.items()},
+            tokens={side: run.tokens for side, run in runs.items()},
+            setup_seconds={side: run.setup for side, run in runs.items()},
+        )
+    return 0
+
+
+def preload_traced() -> None:
+    """By the process that drivers and actors are forked from, which takes over this one's environment alone."""
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *sys.path])
+    family.PRELOADED.append("traced")
+
+
+def run_with(bench: Bench, names: Sequence[str], policy: str, profile: Path, levers: Jigsaw | None) -> Run:
+    """Under a policy of this name, or this one instead of it."""
+    whole = POLICIES[policy]
+    try:
+        POLICIES[policy] = levers or whole
+        return bench.run(names, policy, profile)
+    finally:
+        POLICIES[policy] = whole
+
+
+def over_serial(run: Run, alone: Mapping[str, float]) -> float:
+    """Times the throughput of the same pipelines one after the other."""
+    return sum(alone[name] for name in run.each) / run.seconds
+
+
+def shown(side: str, run: Run) -> Run:
+    say(
+        f"{side}: {run.seconds:.1f} s, {figure(run.speed)} tokens/s, {run.setup:.1f} s to set up; "
+        + str({name: round(seconds, 1) for name, seconds in run.each.items()})
+    )
+    return run
+
+
+def keep(folder: Path, runs: Mapping[str, Run], profile: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(profile, folder / PROFILE)
+    for side, run in runs.items():
+        shutil.copy(run.out / "events.jsonl", folder / f"{side.replace(', ', '-').replace(' ', '-')}.jsonl")
+
+
+def print_table(console: Console, runs: Mapping[str, Run], ratios: Mapping[str, float]) -> None:
+    table = Table(title="pipelines on one GPU")
+    for column in ("policy", "pipelines", "seconds", "tokens/s", "over serial"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for side, run in runs.items():
+        ratio = figure(ratios[side]) if side in ratios else "1"
+        table.add_row(side, str(len(run.each)), figure(run.seconds), figure(run.speed), ratio)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

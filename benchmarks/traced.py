@@ -1,0 +1,154 @@
+"""Pipelines whose samples are as long as a trace says, for benchmarks: imported by the process that all others are
+forked from.
+
+Everything is the real thing: drivers, actors, engine, trainer, rewards, environments. Three things differ. A sample
+ends after as many tokens as its key draws from the trace's quantiles, whatever the (random) model says. A run leaves
+nothing behind: no states in the store after a step, no checkpoint, no model; at 14 bytes a parameter these would be
+measured instead. And an actor on a GPU rolls out and trains a little when it is set up, so that no policy is measured
+with kernels that are still compiled and graphs that are still captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from jigsawrl.config.settings import RunConfig
+from jigsawrl.config.tasks import DataTask, EnvironmentTask
+from jigsawrl.engine import shared
+from jigsawrl.engine.sequence import Sequence, sequences_of
+from jigsawrl.engine.types import Generation, Request, SampleKey, SampleOutput, SamplingParams
+from jigsawrl.graph.profile import LEVELS, load_profile
+from jigsawrl.pipeline import actor_process, loop
+from jigsawrl.pipeline.actor import Actor
+from jigsawrl.pipeline.prompts import keyed
+from jigsawrl.pipeline.rollout import Rollout, rollout_of
+from jigsawrl.runtime.driver import Beside
+from jigsawrl.trainer.batch import Batch
+from jigsawrl.trainer.checkpoint import CheckpointStore
+
+TRACES = "h100-traces"
+LONG = (700, 2000, 5000)
+"""Tokens of prompts that an actor warms up with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Whose lengths a pipeline's samples have, and in how many turns, all as long as each other."""
+
+    workload: str
+    turns: int
+    longest: int
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Trace:
+        """Where user code gets its settings."""
+        task = config.task
+        assert isinstance(task, DataTask | EnvironmentTask)
+        given = task.params if isinstance(task, EnvironmentTask) else task.reward.params
+        return cls(given["trace"], int(given["turns"]), config.rollout.max_tokens)
+
+    def turn(self, key: SampleKey) -> int:
+        """Tokens of a turn, the same in every run."""
+        drawn = keyed("length", key.seed, key.pipeline, key.step, key.prompt, key.sample, bits=32) / 2**32
+        length = min(self.longest, round(float(np.interp(drawn, LEVELS, quantiles(self.workload)))))
+        return max(1, -(-length // self.turns))
+
+
+@lru_cache(maxsize=16)
+def quantiles(workload: str) -> tuple[float, ...]:
+    """Of its lengths at LEVELS, the mean of its steps."""
+    return tuple(np.mean(load_profile(TRACES).workload(workload).quantiles, axis=0).tolist())
+
+
+# In an actor
+
+of_pipeline: dict[str, Trace] = {}
+
+
+def traced_sequences(request: Request, *given: Any) -> list[Sequence]:
+    """A request's samples, each of which ends at its own length."""
+    sequences = sequences_of(request, *given)
+    for each in sequences:
+        if each.key.pipeline in of_pipeline:
+            most = min(of_pipeline[each.key.pipeline].turn(each.key), each.params.max_tokens)
+            each.params = replace(each.params, max_tokens=most, ignore_eos=True)
+    return sequences
+
+
+def traced_actor(config: RunConfig, base: Path, device: str, rank: int) -> Actor:
+    """An actor that has done a little of everything that it will do."""
+    of_pipeline[config.name] = Trace.of(config)
+    actor = Actor(config, base, device, rank)
+    if actor.device.type == "cuda":
+        roll_out_a_little(actor)
+        train_a_little(actor)
+        actor.end_rollout()
+    return actor
+
+
+def roll_out_a_little(actor: Actor) -> None:
+    """Batches of every size, and few sequences with long contexts."""
+    rollout = actor.config.rollout
+    count = min(rollout.max_num_seqs, rollout.prompts_per_step * rollout.samples)
+    rounds = [[(64, 8 + 2 * each) for each in range(count)]]
+    rounds += [[(length, 4 * each) for each in range(1, 9)] for length in LONG if length < actor.room // 2]
+    for number, asked in enumerate(rounds):
+        for each, (prompt, length) in enumerate(asked):
+            key = SampleKey(0, "warm-up", number, each, 0)
+            tokens = [(each * 13 + place) % 499 + 2 for place in range(prompt)]
+            params = SamplingParams(max_tokens=length, ignore_eos=True)
+            actor.engine.add_request(Request(f"{number}/{each}", tokens, params, [key]))
+        while actor.engine.has_unfinished():
+            actor.engine.step()
+
+
+def train_a_little(actor: Actor) -> None:
+    """With weights of zero nothing changes."""
+    lengths = [actor.config.trainer.micro_batch_tokens // part for part in (1, 2, 4, 8, 16, 32, 64)]
+    tokens = [torch.arange(length) % 499 + 2 for length in lengths]
+    trained = [torch.arange(1, length) for length in lengths]
+    flat = torch.zeros(sum(map(len, trained)))
+    values = {"advantages": flat, "weights": flat, "engine_logprobs": flat}
+    for _ in range(2):
+        actor.forward_backward(Batch(tokens, trained, values))
+        actor.optim_step()
+
+
+# In a driver
+
+
+class Ended:
+    """Engines whose samples have ended of themselves where they came to their length."""
+
+    def __init__(self, engine: Generation) -> None:
+        self.engine = engine
+        self.add_request = engine.add_request
+        self.has_unfinished = engine.has_unfinished
+        self.nudge = engine.nudge
+        self.close = engine.close
+
+    def step(self) -> list[SampleOutput]:
+        return [replace(output, finish_reason="stop") for output in self.engine.step()]
+
+
+def traced_rollout(config: RunConfig, tokenizer: Any, engine: Generation, longest: int) -> Rollout:
+    return rollout_of(config, tokenizer, Ended(engine), longest)
+
+
+def remember_nothing(self: Beside, step: int, workers: Any, state: Any) -> Callable[[], dict[str, Any]]:
+    return dict
+
+
+shared.sequences_of = traced_sequences  # type: ignore[attr-defined]
+actor_process.Actor = traced_actor  # type: ignore[attr-defined, misc, assignment]
+loop.rollout_of = traced_rollout  # type: ignore[attr-defined]
+Beside.remember = remember_nothing  # type: ignore[method-assign]
+CheckpointStore.save = lambda self, *given: None  # type: ignore[assignment, method-assign]
+Actor.export = lambda self, out: None  # type: ignore[method-assign]

@@ -1,0 +1,278 @@
+"""Measures how fast sub-stages are beside each other on this machine's GPU, as they really run.
+
+A few processes as a run has them (under MPS, an actor in each) do one thing each at the same time: decode few
+sequences, decode many, or make gradients, trainings held to parts of the GPU as a run holds them. What each gets done
+is held against what it gets done alone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jigsawrl.errors import JigsawError
+from jigsawrl.graph.interference import LEVELS, Interference, Signature
+from jigsawrl.graph.measured import ALL, Side, crowds, table_from
+from jigsawrl.graph.profile import load_profile, write_profile
+from jigsawrl.pipeline.base import base_folder
+from jigsawrl.runtime.family import fork_server
+from jigsawrl.runtime.launch import kind_of, own_config, wanted_device
+from jigsawrl.runtime.shares import DEVICE_PART, Gpus, Units, divided, shares_here
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jigsawrl.config import RunConfig
+    from jigsawrl.config.pipelines import Mix
+    from jigsawrl.pipeline.actor import Actor
+
+MOST = 4
+"""Processes."""
+SEQUENCES: Mapping[Signature, int] = {"tail": 4, "bulk": 64}
+CONTEXT, LONGEST = 512, 2048
+"""Tokens of a sequence when it is begun, and at most."""
+TRAINED = 8192
+"""Tokens of a training's micro-batch."""
+SECONDS = 0.6
+"""Of a measurement, at least."""
+LIMIT_S = 150.0
+"""For all of it; what is not measured by then is left out, where the table can do without."""
+PATIENCE_S = 120.0
+"""For a process to be ready: its first kernels may have to be compiled."""
+STATE, BESIDE = 18, 6e9
+"""Bytes of a parameter and what belongs to it, and of the rest of a process on a GPU."""
+
+
+def add_table(mix: Mix, run: Path, path: Path, say: Callable[[str], None]) -> None:
+    """Measures how GPU 0 is shared, with the smallest model of a run's pipelines, and enters it into its profile.
+
+    On a CPU nothing is to be measured: cores do not get in each other's way.
+    """
+    with shares_here(mix.config.workers, wanted_device(mix)) as shares:
+        if not isinstance(shares, Gpus):
+            return
+        profile = load_profile(path)
+        name, workload = min(profile.workloads.items(), key=lambda each: each[1].model.parameters)
+        config = own_config(mix, name, kind_of(shares))
+        say("measuring how much sub-stages slow each other down side by side")
+        base = base_folder(config, run / name)
+        table = measured_table(config, base, shares, workload.model.parameters, say)
+        if table is not None:
+            write_profile(replace(profile, interference=table), path)
+
+
+def measured_table(
+    config: RunConfig, base: Path, shares: Gpus, parameters: float, say: Callable[[str], None]
+) -> Interference | None:
+    """Of GPU 0, for a model of so many parameters; None where not even two such fit on it."""
+    gpu = shares.found[0]
+    room = int(DEVICE_PART * gpu.memory / (STATE * parameters + BESIDE))
+    if shares.without_mps or room < 2:
+        return None
+    until = time.monotonic() + LIMIT_S
+    with ExitStack() as ending:
+        bench = Bench(config, base, shares, min(MOST, room), ending)
+        todo = crowds(min(MOST, room), divisible=len(shares.workers[0]) > 1)
+        found: dict[tuple[Side, ...], tuple[float, ...]] = {}
+        for number, crowd in enumerate(todo):
+            if len(crowd) > 2 and time.monotonic() > until:
+                break
+            found[crowd] = bench.speeds(crowd)
+            told = " + ".join(_named(side) for side in crowd)
+            speeds = ", ".join(f"{speed:.2f}" for speed in found[crowd])
+            say(f"{number + 1} of {len(todo)}: {told}: {speeds}")
+    source = f"measured on one {gpu.name} with the model of {config.name}, {len(found)} crowds"
+    return table_from(found, shares.hardware().name, source)
+
+
+def _named(side: Side) -> str:
+    kind, level = side
+    return kind if level == ALL else f"{kind} on {level} of {LEVELS}"
+
+
+class Bench:
+    """Processes that do as they are told, and what each kind of work gets done alone."""
+
+    def __init__(self, config: RunConfig, base: Path, shares: Gpus, count: int, ending: ExitStack) -> None:
+        self.units = shares.workers[0]
+        self.alone: dict[Signature, float] = {}
+        self.pipes: list[Connection] = []
+        context = fork_server()
+        for number in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=work_as_told,
+                args=(theirs, config, base, shares.device(0), dict(shares.environment)),
+                name=f"measures{number}",
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            ending.callback(process.join)
+            ending.callback(process.kill)
+            ending.callback(ours.close)
+            self.pipes.append(ours)
+        for pipe in self.pipes:
+            heard(pipe)
+
+    def speeds(self, crowd: Sequence[Side]) -> tuple[float, ...]:
+        """Of each, relative to alone on the whole GPU."""
+        rates = self._rates(crowd)
+        for (kind, level), rate in zip(crowd, rates, strict=True):
+            if len(crowd) == 1 and level == ALL:
+                self.alone[kind] = rate
+        return tuple(rate / self.alone[kind] for (kind, _), rate in zip(crowd, rates, strict=True))
+
+    def _rates(self, crowd: Sequence[Side]) -> list[float]:
+        """All begin when all are ready, and go on until all have measured."""
+        pipes = self.pipes[-len(crowd) :]
+        for pipe, (kind, level) in zip(pipes, crowd, strict=True):
+            pipe.send((kind, self._part(level)))
+        for pipe in pipes:
+            heard(pipe)
+        for pipe in pipes:
+            pipe.send("go")
+        rates = [heard(pipe) for pipe in pipes]
+        for pipe in pipes:
+            pipe.send("stop")
+        return rates
+
+    def _part(self, level: int) -> Units:
+        """As a training's is: the last units, beside others that have the first."""
+        if level == ALL:
+            return ()
+        return divided(self.units, [1 - level / LEVELS, level / LEVELS])[1]
+
+
+def heard(pipe: Connection) -> Any:
+    if not pipe.poll(PATIENCE_S):
+        raise JigsawError("measuring: a process does not answer")
+    try:
+        said = pipe.recv()
+    except EOFError:
+        raise JigsawError("measuring: a process died; see above") from None
+    if isinstance(said, str):
+        raise JigsawError(f"measuring: {said}")
+    return said
+
+
+def work_as_told(
+    pipe: Connection, config: RunConfig, base: Path, device: str, environment: Mapping[str, str]
+) -> None:
+    """The process."""
+    from jigsawrl.processes import die_with_parent
+
+    die_with_parent()
+    os.environ.update(environment)
+    try:
+        worker = Worker(config, base, device)
+        pipe.send(None)
+        while True:
+            kind, units = pipe.recv()
+            with worker.held_to(units):
+                work = worker.begin(kind)
+                work()
+                pipe.send(None)
+                pipe.recv()
+                pipe.send(rate_of(work))
+                while not pipe.poll(0):
+                    work()
+                pipe.recv()
+    except EOFError:
+        return
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+
+
+def rate_of(work: Callable[[], None]) -> float:
+    """How often it is done in a second."""
+    started, times = time.perf_counter(), 0
+    while (took := time.perf_counter() - started) < SECONDS or times < 2:
+        work()
+        times += 1
+    return times / took
+
+
+class Worker:
+    """An actor that does one kind of work over and over."""
+
+    def __init__(self, config: RunConfig, base: Path, device: str) -> None:
+        from jigsawrl.pipeline.actor import Actor
+
+        most = max(SEQUENCES.values())
+        rollout = config.rollout.model_copy(
+            update={
+                "kv_cache_tokens": most * LONGEST,
+                "max_num_seqs": most,
+                "max_num_batched_tokens": TRAINED,
+            }
+        )
+        trainer = config.trainer.model_copy(update={"micro_batch_tokens": TRAINED})
+        self.config = config.model_copy(update={"rollout": rollout, "trainer": trainer})
+        self.actor: Actor = Actor(self.config, base, device)
+        self.length = min(CONTEXT, self.actor.room // 2)
+        self.device = device
+        self.rounds = 0
+        if device.startswith("cuda"):
+            from jigsawrl.runtime.green import Parts
+
+            self.parts = Parts(self.actor.device.index or 0)
+
+    @contextmanager
+    def held_to(self, units: Units) -> Iterator[None]:
+        if not units:
+            yield
+            return
+        with self.parts.on(units):
+            yield
+
+    def begin(self, kind: Signature) -> Callable[[], None]:
+        self.actor.engine.abort()
+        return self._training() if kind == "compute" else self._decoding(SEQUENCES[kind])
+
+    def _decoding(self, count: int) -> Callable[[], None]:
+        """A step of the engine; sequences that have come to their end are begun anew."""
+        from jigsawrl.engine.types import Request, SampleKey, SamplingParams
+
+        engine = self.actor.engine
+        params = SamplingParams(max_tokens=min(LONGEST, self.actor.room) - self.length, ignore_eos=True)
+
+        def fill() -> None:
+            self.rounds += 1
+            for number in range(count):
+                tokens = [(number * 31 + place) % 64 + 2 for place in range(self.length)]
+                key = SampleKey(0, "measured", self.rounds, number, 0)
+                engine.add_request(Request(str(number), tokens, params, [key]))
+            for _ in range(1 + count * self.length // TRAINED):
+                engine.step()
+
+        def step() -> None:
+            if not engine.has_unfinished():
+                fill()
+            engine.step()
+
+        return step
+
+    def _training(self) -> Callable[[], None]:
+        import torch
+
+        from jigsawrl.trainer.batch import Batch
+
+        length = min(1024, self.actor.room)
+        count = max(1, TRAINED // length)
+        tokens = [(torch.arange(length) * 7 + number) % 64 + 2 for number in range(count)]
+        trained = [torch.arange(length // 2, length) for _ in range(count)]
+        flat = torch.ones(sum(map(len, trained)))
+        values = {"advantages": flat, "weights": flat / len(flat), "engine_logprobs": -flat}
+        batch = Batch(tokens, trained, values | {"old_logprobs": -flat, "ref_logprobs": -flat})
+
+        def step() -> None:
+            self.actor.forward_backward(batch)
+
+        return step

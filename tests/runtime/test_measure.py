@@ -1,0 +1,121 @@
+"""The work that is done side by side to measure how a GPU is shared, here on a CPU and by itself."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jigsawrl.config.pipelines import load_mix
+from jigsawrl.config.runfile import checked
+from jigsawrl.graph.interference import H200
+from jigsawrl.graph.profile import Workload, load_profile, write_profile
+from jigsawrl.pipeline.warmup import prepare_base
+from jigsawrl.runtime import measure
+from jigsawrl.runtime.measure import Worker, add_table, measured_table, rate_of
+from jigsawrl.runtime.shares import Cores, Gpu, Gpus, Shares
+
+RUN = {
+    "name": "a",
+    "device": "cpu",
+    "model": {"tiny": {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 1, "warmup_steps": 0}},
+    "task": {"kind": "arithmetic"},
+}
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Worker:
+    config = checked(RUN)
+    folder: Path = tmp_path_factory.mktemp("measured")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "CONTEXT", 12)
+        patch.setattr(measure, "LONGEST", 24)
+        return Worker(config, prepare_base(config, folder, lambda text: None), "cpu")
+
+
+@pytest.mark.parametrize(("kind", "count"), [("tail", 4), ("bulk", 64)])
+def test_a_rollout_has_its_sequences_until_something_else_is_begun(worker, kind, count, monkeypatch):
+    monkeypatch.setattr(measure, "LONGEST", 24)
+    with worker.held_to(()):
+        step = worker.begin(kind)
+        step()
+        assert len(worker.actor.engine.partials()) == count
+        for _ in range(20):  # they end, and are begun anew
+            step()
+        assert worker.actor.engine.has_unfinished()
+        worker.begin("compute")
+        assert not worker.actor.engine.has_unfinished()
+
+
+def test_a_training_makes_gradients(worker, monkeypatch):
+    monkeypatch.setattr(measure, "TRAINED", 64)
+    step = worker.begin("compute")
+    step()
+    assert worker.actor.trainer.optimizer.has_gradients()
+
+
+def test_a_rate_is_how_often_work_is_done_in_a_second(monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: float(next(clock)))
+    assert rate_of(lambda: None) == pytest.approx(2 / 3)  # at least twice, however long that takes
+
+
+# What becomes of it
+
+
+@pytest.fixture
+def profile(tmp_path) -> Path:
+    """Of pipelines with a large model and a small one."""
+    (tmp_path / "run.yaml").write_text("task: {kind: arithmetic}\nmodel: {tiny: {warmup_steps: 0}}\n")
+    (tmp_path / "mix.yaml").write_text(
+        "workers: 1\npipelines: {big: {run: run.yaml}, small: {run: run.yaml}}\n"
+    )
+    known = load_profile("h100-traces")
+    two = {
+        "big": sized(known.workload("gsm8k_qwen3-4b"), 4e9),
+        "small": sized(known.workload("gsm8k_qwen3-0.6b"), 6e8),
+    }
+    write_profile(replace(known, workloads=two), tmp_path / "profile.json")
+    return tmp_path / "profile.json"
+
+
+def sized(workload: Workload, parameters: float) -> Workload:
+    return replace(workload, model=replace(workload.model, parameters=parameters))
+
+
+def on(shares: Shares, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "shares_here", lambda workers, device: nullcontext(shares))
+
+
+def test_a_table_is_measured_with_the_smallest_model_and_stands_in_the_profile(profile, monkeypatch):
+    asked: list[tuple[str, float]] = []
+
+    def table(config: Any, base: Path, shares: Gpus, parameters: float, say: Any) -> Any:
+        asked.append((config.name, parameters))
+        return replace(H200, source="measured here")
+
+    on(Gpus([Gpu("NVIDIA H200", sms=132, memory=139 << 30, units=16)], {}), monkeypatch)
+    monkeypatch.setattr(measure, "measured_table", table)
+    add_table(load_mix(profile.parent / "mix.yaml"), profile.parent, profile, lambda text: None)
+    found = load_profile(profile)
+    assert asked == [("small", 6e8)]
+    assert found.interference is not None
+    assert found.interference.source == "measured here"
+    assert set(found.workloads) == {"big", "small"}
+
+
+def test_cores_need_no_measuring(profile, monkeypatch):
+    on(Cores([(0, 1)], {}), monkeypatch)
+    add_table(load_mix(profile.parent / "mix.yaml"), profile.parent, profile, lambda text: None)
+    assert load_profile(profile).interference is None
+
+
+def test_nothing_is_measured_where_processes_take_turns_or_two_do_not_fit(tmp_path):
+    gpu = Gpu("NVIDIA H200", sms=132, memory=139 << 30, units=16)
+    config = checked(RUN)
+    by_turns = Gpus([gpu], {}, without_mps="none here")
+    assert measured_table(config, tmp_path, by_turns, 1e9, lambda text: None) is None
+    assert measured_table(config, tmp_path, Gpus([gpu], {}), 7.6e9, lambda text: None) is None
