@@ -2,17 +2,21 @@
 
 Blocks are counted by reference: samples of one prompt share its full blocks. A full block that nobody refers to
 any more keeps its content until the space is needed, and is found again by the tokens it stands for (a next turn,
-a resumed partial, a preempted sequence).
+a resumed partial, a preempted sequence). Each owner of sequences finds only what was computed with its weights.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-from jigsawrl.engine.sequence import Sequence
+from jigsawrl.engine.sequence import Owner, Sequence
 
 Prefix = tuple[int, tuple[int, ...]]
-"""Id of the cached block before this one (-1: none) and the tokens of this block."""
+"""Id of the cached block before this one and the tokens of this block; the first has its owner's root before it."""
+
+
+def root(owner: Owner) -> int:
+    return -1 - owner.number
 
 
 class BlockManager:
@@ -38,7 +42,7 @@ class BlockManager:
 
     def adopt_prefix(self, sequence: Sequence) -> None:
         """Gives a sequence without blocks every cached block its tokens start with; one token is left to run."""
-        size, parent = self.block_size, -1
+        size, parent = self.block_size, root(sequence.owner)
         for start in range(0, (len(sequence.tokens) - 1) // size * size, size):
             block = self.cached.get((parent, tuple(sequence.tokens[start : start + size])))
             if block is None:
@@ -57,7 +61,7 @@ class BlockManager:
             block = sequence.blocks[index]
             if block in self.prefix_of:
                 continue
-            parent = sequence.blocks[index - 1] if index else -1
+            parent = sequence.blocks[index - 1] if index else root(sequence.owner)
             if parent >= 0 and parent not in self.prefix_of:
                 return  # an equal block is known under another id; the chain behind this one is not findable
             prefix = (parent, tuple(sequence.tokens[index * size : (index + 1) * size]))
@@ -89,11 +93,11 @@ class BlockManager:
         sequence.blocks = []
         sequence.computed = 0
 
-    def forget_all(self) -> None:
-        """No block is findable any more: its weights are out of date."""
-        self.cached.clear()
-        self.prefix_of.clear()
-        self.following.clear()
+    def forget(self, owner: Owner) -> None:
+        """None of the owner's blocks is findable any more: its weights are out of date."""
+        for block in list(self.following.get(root(owner), ())):
+            self._forget(block)
+        self.following.pop(root(owner), None)
 
     def _take(self) -> int:
         block, _ = self.free.popitem(last=False)

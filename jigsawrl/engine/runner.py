@@ -18,7 +18,9 @@ from jigsawrl.engine.attention import (
     padded_lengths,
     row_groups,
 )
+from jigsawrl.engine.mixed import Adapters, mixed
 from jigsawrl.engine.scheduler import Scheduled
+from jigsawrl.model.lora import linears
 from jigsawrl.model.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -29,7 +31,10 @@ TILE = 32
 
 
 class Runner:
-    """Owns the cache and a table of block ids with one line for each running sequence."""
+    """Owns the cache and a table of block ids with one line for each running sequence.
+
+    Rows go through the model as it is and through the adapters of their owner, where those are not the model's own.
+    """
 
     def __init__(
         self, model: Transformer, num_blocks: int, block_size: int, max_num_seqs: int, deterministic: bool
@@ -38,6 +43,10 @@ class Runner:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.deterministic = deterministic
+        self.adapters: dict[int, Adapters] = {}
+        """By the number of the owner whose rows they are for."""
+        self.beside: dict[int, Adapters] = {}
+        """Those of them that the model does not apply by itself."""
         self.linear = tiled_linear if deterministic else F.linear
         longest = padded_lengths(np.array([model.spec.max_positions]), block_size)
         width = int(longest[0]) // block_size
@@ -49,6 +58,16 @@ class Runner:
         """Where there are kernels for decoding this model."""
         self.allocate()
 
+    def adapt(self, owner: int, adapters: Adapters) -> None:
+        """From now on these are the adapters of an owner's rows; without any, those it had are let go of."""
+        own = {linear.lora for _, linear in linears(self.model)}
+        self.adapters[owner] = adapters
+        self.beside[owner] = {weight: lora for weight, lora in adapters.items() if lora not in own}
+        if not adapters:
+            del self.adapters[owner], self.beside[owner]
+        if self.decoder is not None:
+            self._teach(self.decoder, owner, adapters)
+
     def allocate(self) -> None:
         # One block more than the manager knows: padding rows write there.
         self.cache = KVCache(
@@ -58,9 +77,19 @@ class Runner:
             from jigsawrl.engine.cuda.decoder import Decoder
             from jigsawrl.engine.cuda.step import supported
 
-            self.decoder = (
-                Decoder(self.model, self.cache, len(self.tables)) if supported(self.model) else None
-            )
+            if supported(self.model):
+                self.decoder = decoder = Decoder(self.model, self.cache, len(self.tables))
+                for owner, adapters in self.adapters.items():
+                    self._teach(decoder, owner, adapters)
+
+    def _teach(self, decoder: Decoder, owner: int, adapters: Adapters) -> None:
+        """Gives the decoder an owner's adapters; where it cannot take them, there is none from now on."""
+        from jigsawrl.engine.cuda.adapters import fits
+
+        if fits(adapters):
+            decoder.adapt(owner, adapters)
+        else:
+            self.decoder = None
 
     def release(self) -> None:
         """Gives the cache back, and the graphs that were captured over it."""
@@ -76,8 +105,12 @@ class Runner:
         attend = PagedAttention(
             self.model.spec, self.cache, torch.from_numpy(slots).to(device), groups, chunks
         )
+        owners = [(item.sequence.owner.number, item.tokens) for item in batch]
         hidden = self.model(
-            torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device), attend, self.linear
+            torch.from_numpy(tokens).to(device),
+            torch.from_numpy(positions).to(device),
+            attend,
+            mixed(self.linear, owners, self.beside, TILE if self.deterministic else 1, device),
         )
         rows = hidden.index_select(0, torch.tensor(last, dtype=torch.int64, device=device))
         if self.deterministic and len(last) % TILE:

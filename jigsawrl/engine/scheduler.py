@@ -5,7 +5,8 @@
        +---- preempt -----+      (blocks given up, tokens kept; they are run again)
 
 The oldest running sequence can always go on, because one sequence alone always fits and younger ones give way to
-older ones: nothing deadlocks and nothing is lost.
+older ones, and those whose owner is paused to all: nothing deadlocks and nothing is lost. Age is counted by owner,
+from what has started: whoever comes with a few sequences does not stand behind another one's thousands.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from jigsawrl.engine.block_manager import BlockManager
-from jigsawrl.engine.sequence import Sequence
+from jigsawrl.engine.sequence import Owner, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +43,39 @@ class Scheduler:
         """Oldest first."""
         self.rows = list(range(max_num_seqs - 1, -1, -1))
         self.preemptions = 0
+        self.started = -1
+        """The highest arrival that has started."""
+
+    def next_arrival(self, owner: Owner) -> int:
+        return max(owner.arrivals, self.started + 1)
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        place = len(self.waiting)
+        while place > 0 and self.waiting[place - 1].arrival > sequence.arrival:
+            place -= 1
+        self.waiting.insert(place, sequence)
+
+    def of(self, owner: Owner) -> list[Sequence]:
+        """All of an owner's sequences."""
+        return [s for s in (*self.running, *self.waiting) if s.owner is owner]
+
+    def first_waiting(self) -> Sequence | None:
+        """The oldest that could start."""
+        return next((s for s in self.waiting if not s.owner.waits), None)
+
+    def is_idle(self) -> bool:
+        """Whether there is nothing that a pass could move on."""
+        return self.first_waiting() is None and all(s.owner.waits for s in self.running)
 
     def schedule(self) -> list[Scheduled]:
         """The next pass: running sequences first, oldest first, then as many waiting ones as fit."""
         budget, preemptions = self.max_num_batched_tokens, self.preemptions
         batch: list[Scheduled] = []
         for sequence in list(self.running):
-            if budget == 0 or sequence.row < 0:
+            if budget == 0:
                 break
+            if sequence.row < 0 or sequence.owner.waits:
+                continue
             tokens = min(sequence.pending, budget)
             needed = sequence.computed + tokens
             if needed <= len(sequence.blocks) * self.blocks.block_size or self._make_room(sequence, needed):
@@ -64,22 +87,34 @@ class Scheduler:
 
     def _admit(self, budget: int) -> list[Scheduled]:
         admitted: list[Scheduled] = []
-        while self.waiting and budget > 0 and self.rows:
-            sequence = self.waiting[0]
-            self.blocks.adopt_prefix(sequence)
-            tokens = min(sequence.pending, budget)
-            if not self.blocks.can_grow(sequence, sequence.computed + tokens):
-                self.blocks.release(sequence)
+        while budget > 0 and (sequence := self.first_waiting()) is not None:
+            tokens = self._enter(sequence, budget)
+            if tokens > 0:
+                self.waiting.remove(sequence)
+                self.start(sequence)
+                admitted.append(Scheduled(sequence, tokens))
+                budget -= tokens
+            elif (paused := self._youngest_paused()) is not None:
+                self.preempt(paused)
+            else:
                 break
-            self.blocks.grow(sequence, sequence.computed + tokens)
-            self.waiting.popleft()
-            self.start(sequence)
-            admitted.append(Scheduled(sequence, tokens))
-            budget -= tokens
         return admitted
+
+    def _enter(self, sequence: Sequence, budget: int) -> int:
+        """Gives a waiting sequence its first blocks; returns how many of its tokens can run, 0 without room."""
+        if not self.rows:
+            return 0
+        self.blocks.adopt_prefix(sequence)
+        tokens = min(sequence.pending, budget)
+        if not self.blocks.can_grow(sequence, sequence.computed + tokens):
+            self.blocks.release(sequence)
+            return 0
+        self.blocks.grow(sequence, sequence.computed + tokens)
+        return tokens
 
     def start(self, sequence: Sequence) -> None:
         sequence.row = self.rows.pop()
+        self.started = max(self.started, sequence.arrival)
         insort(self.running, sequence, key=lambda s: s.arrival)
 
     def can_fork(self, parent: Sequence) -> bool:
@@ -105,12 +140,22 @@ class Scheduler:
         sequence.row = -1
         self.blocks.release(sequence)
 
+    def drop(self, sequence: Sequence) -> None:
+        """For good, running or waiting."""
+        if sequence.row >= 0:
+            self.stop(sequence)
+        else:
+            self.waiting.remove(sequence)
+
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Grows the sequence, taking blocks from the youngest; False if it had to give way itself."""
+        """Grows the sequence, taking blocks from paused and young ones; False if it had to give way itself."""
         while not self.blocks.can_grow(sequence, tokens):
-            youngest = self.running[-1]
+            youngest = self._youngest_paused() or self.running[-1]
             self.preempt(youngest)
             if youngest is sequence:
                 return False
         self.blocks.grow(sequence, tokens)
         return True
+
+    def _youngest_paused(self) -> Sequence | None:
+        return next((s for s in reversed(self.running) if s.owner.waits), None)

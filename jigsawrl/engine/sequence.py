@@ -1,4 +1,4 @@
-"""One sample on its way through the engine."""
+"""One sample on its way through the engine, and whose it is."""
 
 from __future__ import annotations
 
@@ -8,12 +8,35 @@ from dataclasses import dataclass, field
 from jigsawrl.engine.types import (
     FinishReason,
     Generated,
+    Pass,
     Request,
     SampleKey,
     SampleOutput,
     SamplingParams,
     Tokenizer,
 )
+
+
+@dataclass(eq=False)
+class Owner:
+    """The pipeline that a sample is drawn for: with its weights, in its order, for its listeners."""
+
+    number: int = 0
+    """Never given twice in one engine; what is cached is cached for this number."""
+    eos: Collection[int] = ()
+    on_pass: Callable[[Pass], None] | None = None
+    version: int = 0
+    paused: bool = False
+    asleep: bool = False
+    arrivals: int = 0
+    """The number of its next sample."""
+    ended: list[SampleOutput] = field(default_factory=list)
+    """Samples that have ended and that nobody has taken."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether its samples stay out of the batch."""
+        return self.paused or self.asleep
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +56,7 @@ class Sequence:
     generated: Generated
     random_key: int
     arrival: int
+    owner: Owner = field(default_factory=Owner)
     forks: list[Sequence] = field(default_factory=list)
     """Samples of the same prompt that wait for this one's prefill to share it."""
     computed: int = 0
@@ -75,7 +99,9 @@ class Sequence:
         return SampleOutput(self.request_id, self.key, self.generated, self.finish_reason or "abort")
 
 
-def sequences_of(request: Request, tokenizer: Tokenizer, room: int, arrivals: int) -> list[Sequence]:
+def sequences_of(
+    request: Request, tokenizer: Tokenizer, room: int, arrivals: int, owner: Owner | None = None
+) -> list[Sequence]:
     """A request's samples, numbered on from `arrivals`; a ValueError if they can never fit into `room` positions."""
     prompt, params, partial = request.prompt_token_ids, request.params, request.partial or Generated()
     if not prompt or len(prompt) + params.max_tokens > room:
@@ -98,6 +124,7 @@ def sequences_of(request: Request, tokenizer: Tokenizer, room: int, arrivals: in
             generated=Generated(list(partial.token_ids), list(partial.logprobs), list(partial.versions)),
             random_key=key.hashed(),
             arrival=arrival,
+            owner=owner or Owner(),
         )
         if params.stop:
             sequence.decode = tokenizer.stream()

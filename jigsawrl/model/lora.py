@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -30,12 +31,57 @@ class Lora(nn.Module):
         self.b = nn.ParameterDict({p: torch.zeros(rows, rank) for p, rows in parts.items() if p in targets})
 
     def forward(self, x: Tensor, y: Tensor, linear: LinearOp) -> Tensor:
+        """y and what the adapters add to it; y itself may be changed."""
+        if linear is F.linear:
+            pairs = [weight for part in self.a for weight in (self.a[part], self.b[part])]
+            out: Tensor = _Adapted.apply(x, y, self.scale, self._bounds(), *pairs)  # type: ignore[no-untyped-call]
+            return out
         pieces = list(y.split(list(self.parts.values()), dim=-1))
         for i, part in enumerate(self.parts):
             if part in self.a:
                 delta = linear(linear(x, self.a[part], None), self.b[part], None)
                 pieces[i] = pieces[i] + delta * self.scale
         return torch.cat(pieces, dim=-1) if len(pieces) > 1 else pieces[0]
+
+    def _bounds(self) -> list[tuple[int, int]]:
+        """First output and the one after the last of each adapted part."""
+        ends = dict(zip(self.parts, accumulate(self.parts.values()), strict=True))
+        return [(ends[part] - self.parts[part], ends[part]) for part in self.a]
+
+
+class _Adapted(torch.autograd.Function):
+    """Adds scale * B A x to parts of y in place.
+
+    Outputs are wide and ranks are low: what is as wide as y is read and written by products alone, once each.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, scale: float, bounds: list[tuple[int, int]], *pairs: Tensor
+    ) -> Tensor:
+        ctx.mark_dirty(y)
+        lows = []
+        for (start, end), a, b in zip(bounds, pairs[::2], pairs[1::2], strict=True):
+            lows.append(F.linear(x, a) * scale)
+            y[:, start:end].addmm_(lows[-1], b.t())
+        ctx.scale, ctx.bounds = scale, bounds
+        ctx.save_for_backward(x, *lows, *pairs)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        x, *rest = ctx.saved_tensors
+        count = len(ctx.bounds)
+        lows, ones, others = rest[:count], rest[count::2], rest[count + 1 :: 2]
+        steps: list[Tensor | None] = []
+        slopes: list[Tensor] = []
+        for (start, end), low, b in zip(ctx.bounds, lows, others, strict=True):
+            part = grad[:, start:end]
+            slopes.append(part @ b * ctx.scale)
+            steps += [slopes[-1].t() @ x, part.t() @ low]
+        wanted = ctx.needs_input_grad[0]
+        return torch.cat(slopes, dim=1) @ torch.cat(ones) if wanted else None, grad, None, None, *steps
 
 
 def linears(model: Transformer) -> list[tuple[str, Linear]]:
@@ -49,6 +95,34 @@ def linears(model: Transformer) -> list[tuple[str, Linear]]:
             (f"{prefix}.mlp", layer.gate_up),
             (f"{prefix}.mlp", layer.down),
         ]
+    return found
+
+
+def share_base(model: Transformer) -> Transformer:
+    """A second model without adapters on the very same base, which is frozen from now on; nothing is copied.
+
+    Each of the two can be given adapters of its own, and no gradient of the base ever exists.
+    """
+    with torch.device("meta"):
+        twin = type(model)(model.spec)
+    twin.gradient_checkpointing = model.gradient_checkpointing
+    for name, module in twin.named_modules():
+        source = model.get_submodule(name)
+        for key, parameter in source.named_parameters(recurse=False):
+            setattr(module, key, parameter.requires_grad_(False))
+        for key, buffer in source.named_buffers(recurse=False):
+            setattr(module, key, buffer)
+    return twin
+
+
+def adapters_on(base: Transformer, model: Transformer) -> dict[Tensor, Lora]:
+    """The model's adapters by the matrix of the base that each of them stands beside."""
+    found: dict[Tensor, Lora] = {}
+    for (prefix, below), (_, linear) in zip(linears(base), linears(model), strict=True):
+        if below.weight is not linear.weight:
+            raise ValueError(f"the model does not share {prefix} with the base: see share_base")
+        if linear.lora is not None:
+            found[below.weight] = linear.lora
     return found
 
 

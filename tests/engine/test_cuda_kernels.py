@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from functools import cache
 
@@ -14,13 +15,15 @@ from small_models import LetterTokenizer, random_model
 from jigsawrl.engine.attention import KVCache
 from jigsawrl.engine.engine import Engine
 from jigsawrl.engine.sampler import keyed_uniforms
+from jigsawrl.engine.shared import SharedEngine
 from jigsawrl.engine.types import Request, SampleKey, SampleOutput, SamplingParams
-from jigsawrl.model.lora import add_lora
+from jigsawrl.model.lora import TARGETS, Lora, adapters_on, add_lora, linears, lora_state, share_base
 from jigsawrl.model.transformer import Transformer
 
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
     pytest.skip("needs an NVIDIA GPU of the Hopper kind or newer", allow_module_level=True)
 
+from jigsawrl.engine.cuda.adapters import AdapterScratch, Stack, expand, shrink
 from jigsawrl.engine.cuda.attention import Cut
 from jigsawrl.engine.cuda.decoder import LADDER
 from jigsawrl.engine.cuda.linear import Scratch, linear
@@ -105,6 +108,75 @@ def test_products_and_what_follows_them_are_those_of_float32(shape, count):
     assert int(scratch.counters.abs().sum()) == 0
 
 
+ADAPTERS = [
+    (4, 8.0, {"q_proj", "v_proj"}),
+    (16, 16.0, set(TARGETS)),
+    (40, 10.0, {"k_proj", "up_proj", "o_proj"}),
+]
+"""Rank, alpha and targets of models that decode together."""
+
+
+def noisy_lora(inputs: int, parts: dict[str, int], targets: set[str], rank: int, scale: float) -> Lora:
+    lora = Lora(inputs, parts, targets, rank, scale).to(CUDA, torch.bfloat16)
+    with torch.no_grad():
+        for parameter in lora.parameters():
+            parameter.copy_(noise(*parameter.shape, scale=0.1))
+    return lora
+
+
+def with_adapters(x: torch.Tensor, y: torch.Tensor, loras: list[Lora], who: list[int]) -> torch.Tensor:
+    """What float32 makes of rows x and the base's y where row i is adapted by who[i], -1 by nobody."""
+    out = y.clone()
+    for row, adapter in enumerate(who):
+        if adapter >= 0:
+            lora = copy.deepcopy(loras[adapter]).float()
+            out[row] = lora(x[row : row + 1], y[row : row + 1], F.linear)[0]
+    return out
+
+
+@pytest.mark.parametrize("count", [1, 8, 24, 64, 96, 256])
+@pytest.mark.parametrize("shape", SHAPES, ids=["0.5B", "1.5B", "7B"])
+@torch.no_grad()
+def test_products_with_a_mix_of_adapters_are_those_of_float32(shape, count):
+    hidden, size, heads, kv_heads, inner = shape
+    scratch, norm, before = scratch_of(hidden), noise(hidden), noise(count, hidden)
+    matrices = {
+        PLAIN: ({"q_proj": heads * size, "k_proj": kv_heads * size, "v_proj": kv_heads * size}, hidden),
+        SWIGLU: ({"gate_proj": inner, "up_proj": inner}, hidden),
+        RESIDUAL: ({"down_proj": hidden}, inner),
+    }
+    kinds = [(4, 2.0, {"q_proj", "v_proj", "up_proj"}), (16, 1.0, set(TARGETS)), (40, 0.25, set(TARGETS))]
+    rows = torch.randperm(count, device=CUDA).int()
+    for epilogue, (parts, inputs) in matrices.items():
+        w, x = noise(sum(parts.values()), inputs, scale=0.03), noise(count, inputs)
+        loras = [noisy_lora(inputs, parts, targets, rank, scale) for rank, scale, targets in kinds]
+        stack = Stack({7 + i: {w: lora} for i, lora in enumerate(loras) if len(lora.a)})
+        who = [random.Random(count).randrange(-1, 3) for _ in range(count)]
+        who = [-1 if 7 + i not in stack.slots else i for i in who]
+        slot_of = torch.zeros(count, dtype=torch.int32, device=CUDA)
+        slot_of[rows.long()] = torch.tensor([stack.slots.get(7 + i, -1) for i in who], dtype=torch.int32).to(
+            CUDA
+        )
+        low = shrink(x, stack.matrices[w], stack.rank, count, rows, slot_of, AdapterScratch.of(stack, count))
+        wanted = with_adapters(x.float(), x.float() @ w.float().T, loras, who)
+        if count > MOST_ROWS:
+            out = x @ w.T
+            expand(low, out, count)
+            assert distance(out, wanted) < 6e-3
+            continue
+        out = torch.full((count, len(w)), float("nan"), dtype=torch.bfloat16, device=CUDA)
+        stream = before.clone()
+        how = tiling(count, *w.shape, epilogue)
+        linear(x, w, count, epilogue, how, scratch, out=out, residual=stream, next_norm=norm, low=low)
+        if epilogue == RESIDUAL:
+            assert distance(stream, before.float() + wanted) < 6e-3
+        elif epilogue == SWIGLU:
+            gate, up = wanted.chunk(2, dim=1)
+            assert distance(out.flatten()[: count * inner].view(count, inner), F.silu(gate) * up) < 1e-2
+        else:
+            assert distance(out, wanted) < 6e-3
+
+
 @pytest.mark.parametrize("count", FEW)
 def test_the_head_leaves_each_tiles_maximum_and_sum(count):
     hidden, vocabulary = 896, 151_936
@@ -146,8 +218,25 @@ def cuda_model(family: str, **changes) -> Transformer:
 
 def in_float32(model: Transformer) -> Transformer:
     twin = Transformer(model.spec).to(CUDA)
-    twin.load_state_dict({name: tensor.float() for name, tensor in model.state_dict().items()})
+    for (_, mine), (_, source) in zip(linears(twin), linears(model), strict=True):
+        mine.lora = copy.deepcopy(source.lora)
+    twin.float().load_state_dict({name: tensor.float() for name, tensor in model.state_dict().items()})
     return twin
+
+
+def adapted(base: Transformer, number: int) -> Transformer:
+    model = share_base(base)
+    rank, alpha, targets = ADAPTERS[number]
+    add_lora(model, rank, alpha, targets, seed=number)
+    train(model)
+    return model
+
+
+def train(model: Transformer) -> None:
+    """Leaves other adapters behind."""
+    with torch.no_grad():
+        for tensor in lora_state(model).values():
+            tensor.copy_(noise(*tensor.shape, scale=0.1))
 
 
 def causal(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -217,17 +306,21 @@ def test_attention_is_that_of_float32_and_writes_only_the_new_keys_and_values(fa
 
 @pytest.mark.parametrize("slots", LADDER)
 @torch.inference_mode()
-def test_a_whole_step_is_the_models_own_forward(slots):
+def test_a_whole_step_is_the_forward_of_each_rows_own_model(slots):
     family, heads = KINDS[slots % 3]
-    model = cuda_model(family, **heads)
-    reference, size, rng = in_float32(model), 16, random.Random(slots)
+    base = cuda_model(family, **heads)
+    models = [base, *(adapted(base, number) for number in range(3))]
+    references, size, rng = [in_float32(model) for model in models], 16, random.Random(slots)
     count = max(1, slots - 1)
     contexts = [rng.randrange(80) for _ in range(count)]
-    cache = KVCache(model.spec, 6 * count + 1, size, torch.bfloat16, CUDA)
+    cache = KVCache(base.spec, 6 * count + 1, size, torch.bfloat16, CUDA)
     rows = Rows(slots, 256, 6 * count, CUDA)
-    step = DecodeStep(model, cache, rows, slots)
+    step = DecodeStep(base, cache, rows, slots)
+    stack = Stack({i: adapters_on(base, model) for i, model in enumerate(models) if i > 0})
+    step.adapt(stack)
     sequences = [torch.randint(0, 1000, (context + 1,), device=CUDA) for context in contexts]
-    for row, sequence in enumerate(sequences):
+    whose = [rng.randrange(4) for _ in sequences]
+    for row, (sequence, owner) in enumerate(zip(sequences, whose, strict=True)):
         blocks = torch.arange(row * 6, row * 6 + 6, device=CUDA)
         held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -235,7 +328,7 @@ def test_a_whole_step_is_the_models_own_forward(slots):
             held[layer] = (k, v)
             return causal(layer, q, k, v)
 
-        model(sequence, torch.arange(len(sequence), device=CUDA), attend)
+        models[owner](sequence, torch.arange(len(sequence), device=CUDA), attend)
         place = (blocks[:, None] * size + torch.arange(size, device=CUDA)).flatten()[: len(sequence) - 1]
         for layer, (k, v) in held.items():
             cache.write(layer, place, k[:-1], v[:-1])
@@ -243,10 +336,12 @@ def test_a_whole_step_is_the_models_own_forward(slots):
         last = len(sequence) - 1
         rows.tokens[row], rows.positions[row] = sequence[-1].int(), last
         rows.keys[row] = rng.randrange(2**62)
+        rows.adapters[row] = stack.slots.get(owner, -1)
         step.inputs[row] = row
     step.launch(slots, Cut(4, 64, 5, 2) if slots < 32 else Cut(1, 64, 7, 0), choose=True)
     errors = []
-    for row, sequence in enumerate(sequences):
+    for row, (sequence, owner) in enumerate(zip(sequences, whose, strict=True)):
+        reference = references[owner]
         hidden = reference(sequence, torch.arange(len(sequence), device=CUDA), causal)[-1]
         errors.append(distance(step.logits[row], reference.head @ hidden))
     assert max(errors) < 0.03
@@ -369,10 +464,57 @@ def test_new_weights_and_sleep_leave_no_trace_of_the_old():
     del elsewhere
 
 
+def test_members_of_a_shared_engine_draw_what_their_own_models_say():
+    base = cuda_model("qwen2", vocab_size=61, **KINDS[0][1])
+    options = {"num_blocks": 400, "max_num_seqs": 128, "max_num_batched_tokens": 256}
+    engine = SharedEngine(base, **options)
+    models = [base, *(adapted(base, number) for number in range(3))]
+    members = [engine.join(str(i), model, LetterTokenizer()) for i, model in enumerate(models)]
+    assert engine.runner.decoder is not None
+    requests = make_requests(6, 4, max_tokens=40, ignore_eos=True)
+    for turn in range(2):
+        for member in members:
+            for request in requests:
+                member.add_request(request)
+        outputs: dict[str, list[SampleOutput]] = {}
+        while engine.has_unfinished():
+            for name, ended in engine.step().items():
+                outputs.setdefault(name, []).extend(ended)
+        for member in members:
+            assert len(outputs[member.name]) == 24
+            assert {v for o in outputs[member.name] for v in o.generated.versions} == {member.version}
+            check_logprobs(in_float32(member.model), requests, outputs[member.name])
+        if turn == 0:  # one learns, one leaves, one comes with a rank that is new
+            train(models[1])
+            members[1].update_weights(None, weight_version=3)
+            members.pop(2).close()
+            late = share_base(base)
+            add_lora(late, rank=64, alpha=32.0, targets={"down_proj", "gate_proj"}, seed=9)
+            train(late)
+            members.append(engine.join("late", late, LetterTokenizer()))
+            members[0].pause()
+            assert not engine.has_unfinished()
+            members[0].go_on()
+
+
+def test_an_engine_with_adapters_follows_their_training():
+    model = adapted(cuda_model("llama", vocab_size=61, **KINDS[2][1]), 1)
+    requests = make_requests(6, 2, max_tokens=40, ignore_eos=True)
+    engine = make_engine(model)
+    assert engine.runner.decoder is not None
+    for version in range(3):
+        check_logprobs(in_float32(model), requests, engine.generate(requests))
+        train(model)
+        engine.update_weights(None, weight_version=version + 1)
+    engine.sleep(1)
+    engine.wake_up()
+    check_logprobs(in_float32(model), requests, engine.generate(requests))
+
+
 def test_deterministic_mode_and_unknown_models_take_the_present_path():
     model = cuda_model("llama", vocab_size=61, **KINDS[2][1])
     assert make_engine(model, deterministic=True).runner.decoder is None
     assert make_engine(model).runner.decoder is not None
-    add_lora(model, rank=4, alpha=8.0, targets={"q_proj"}, seed=0)
+    add_lora(model, rank=128, alpha=8.0, targets={"q_proj"}, seed=0)
     assert make_engine(model).runner.decoder is None
     assert make_engine(cuda_model("llama", vocab_size=61, **KINDS[2][1]).float()).runner.decoder is None

@@ -8,12 +8,12 @@ that step's token is thrown away. The cache takes no harm: the blocks it gives b
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection
+from collections import Counter, deque
+from collections.abc import Callable
 
 from jigsawrl.engine.cuda.decoder import Decoder, Launched
 from jigsawrl.engine.scheduler import Scheduler
-from jigsawrl.engine.sequence import Sequence
+from jigsawrl.engine.sequence import Owner, Sequence
 from jigsawrl.engine.types import Pass
 from jigsawrl.telemetry.events import now
 
@@ -24,19 +24,9 @@ LONGEST = 16
 class Burst:
     """One run of steps over the sequences that decode; every one of them has a block for its next token."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        scheduler: Scheduler,
-        eos: Collection[int],
-        version: int,
-        on_pass: Callable[[Pass], None] | None,
-    ) -> None:
+    def __init__(self, decoder: Decoder, scheduler: Scheduler) -> None:
         self.decoder = decoder
         self.scheduler = scheduler
-        self.eos = eos
-        self.version = version
-        self.on_pass = on_pass
         self.in_flight: deque[Launched] = deque()
         self.finished: list[Sequence] = []
         self.read_at = now()
@@ -47,7 +37,7 @@ class Burst:
         steps = self._grow(sequences, steps)
         cut = self.decoder.enter(sequences)
         for number in range(steps):
-            if number > 0 and (hurried() or (self.finished and self.scheduler.waiting)):
+            if number > 0 and (hurried() or (self.finished and self.scheduler.first_waiting())):
                 break
             sequences = [s for s in sequences if self._goes_on(s)]
             if not sequences:
@@ -83,21 +73,23 @@ class Burst:
     def _read(self) -> None:
         step = self.in_flight.popleft()
         tokens, logprobs = step.read()
-        manager, alive = self.scheduler.blocks, 0
+        manager = self.scheduler.blocks
+        alive: Counter[Owner] = Counter()
         for sequence, token, logprob in zip(step.sequences, tokens, logprobs, strict=True):
             if sequence.finish_reason is not None:
                 continue
-            alive += 1
-            before = sequence.computed
+            owner, before = sequence.owner, sequence.computed
+            alive[owner] += 1
             sequence.computed += 1
             if sequence.computed % manager.block_size == 0:
                 manager.remember(sequence, before)
-            sequence.append(token, logprob, self.version)
-            sequence.check_finished(self.eos)
+            sequence.append(token, logprob, owner.version)
+            sequence.check_finished(owner.eos)
             if sequence.finish_reason is not None:
                 self.finished.append(sequence)
                 self.scheduler.stop(sequence)
-        if self.on_pass is not None and alive:
-            read_at = now()
-            self.on_pass(Pass(self.read_at, read_at, 0, alive))
-            self.read_at = read_at
+        read_at = now()
+        for owner, count in alive.items():
+            if owner.on_pass is not None:
+                owner.on_pass(Pass(self.read_at, read_at, 0, count))
+        self.read_at = read_at

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from jigsawrl.engine.attention import KVCache
+from jigsawrl.engine.cuda.adapters import Stack
 from jigsawrl.engine.cuda.attention import Cut, cut_for
 from jigsawrl.engine.cuda.step import PART_SLOTS, DecodeStep, Rows
+from jigsawrl.engine.mixed import Adapters
 from jigsawrl.engine.sampler import keyed_uniforms, sample
 from jigsawrl.engine.sequence import Sequence
 from jigsawrl.engine.types import SamplingParams
@@ -54,6 +56,8 @@ class Decoder:
         slots = rung(max_num_seqs)
         self.step = DecodeStep(model, cache, self.rows, slots)
         self.processors = torch.cuda.get_device_properties(model.device).multi_processor_count
+        self.adapters: dict[int, Adapters] = {}
+        """By owner, those of owners that have any."""
         self.graphs: dict[tuple[int, Cut, bool, int], torch.cuda.CUDAGraph] = {}
         self.weights: list[int] = []
         self.known: list[tuple[Sequence, list[int], int] | None] = [None] * max_num_seqs
@@ -65,6 +69,20 @@ class Decoder:
         """The rows that the device has in its slots."""
         self.results = torch.empty((IN_FLIGHT, 2, slots), dtype=torch.int32, pin_memory=True)
         self.launches = 0
+
+    def adapt(self, owner: int, adapters: Adapters) -> None:
+        """From now on an owner's rows have a copy of these adapters, or none."""
+        if adapters:
+            self.adapters[owner] = adapters
+        elif self.adapters.pop(owner, None) is None:
+            return
+        stack = self.step.adapters
+        if stack is not None and self.adapters and stack.takes(owner, adapters):
+            stack.fill(owner, adapters)
+        else:
+            self.step.adapt(Stack(self.adapters) if self.adapters else None)
+            self.graphs.clear()
+            self.known = [None] * len(self.known)
 
     def enter(self, sequences: list[Sequence]) -> Cut:
         """Brings the rows of these sequences up to date; returns how to cut their contexts."""
@@ -99,6 +117,9 @@ class Decoder:
         numbers = np.array([(s.tokens[-1], s.computed) for s in sequences], dtype=np.int32)
         rows.tokens[index], rows.positions[index] = torch.from_numpy(numbers).to(device).unbind(1)
         rows.keys[index] = torch.from_numpy(keys).to(device)
+        stack = self.step.adapters
+        places = [-1 if stack is None else stack.slots.get(s.owner.number, -1) for s in sequences]
+        rows.adapters[index] = torch.tensor(places, dtype=torch.int32, device=device)
         rows.temperatures[index] = torch.tensor([s.params.temperature for s in sequences], device=device)
         for sequence in sequences:
             self.known[sequence.row] = (sequence, sequence.blocks, sequence.computed)

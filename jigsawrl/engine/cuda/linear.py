@@ -58,10 +58,17 @@ def linear_kernel(
     sums,
     partials,
     counters,
+    low,
+    b,
     eps,
     M,
     N,
     K,
+    RANKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PARTS: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
     SLOTS: tl.constexpr,
     NORM_TILES: tl.constexpr,
     BIAS: tl.constexpr,
@@ -107,6 +114,9 @@ def linear_kernel(
         LINES: tl.constexpr = 2 if BM == 8 else 4
         start = tl.minimum(first * BK + tl.arange(0, LINES) * 64, tl.maximum(last * BK, 64) - 64)
         prefetch_l2(w + line.to(tl.int64)[:, None] * K + start[None, :])
+        if RANKS > 0:
+            lead = tl.arange(0, (RANKS + 63) // 64) * 64
+            prefetch_l2(b + line.to(tl.int64)[:, None] * RANKS + lead[None, :])
         gdc_wait()
         if EPILOGUE == _PLAIN:
             gdc_launch_dependents()
@@ -120,6 +130,26 @@ def linear_kernel(
         known = (t < norm_tiles)[:, None] & there[None, :]
         square = tl.load(squares + t[:, None] * SLOTS + m[None, :], mask=known, other=0.0)
     acc = tl.zeros((BN, BM) if SWAP else (BM, BN), dtype=tl.float32)
+    if RANKS > 0:  # the adapters, as some further columns of K
+        c = tl.arange(0, CHUNK)
+        kind = (line >= FIRST).to(tl.int32) + (line >= SECOND).to(tl.int32)
+        for p in tl.static_range(PARTS):
+            begin = 0 if p == 0 else (FIRST if p == 1 else SECOND)
+            finish = FIRST if p == 0 else (SECOND if p == 1 else N)
+            here = (tile * REACH < finish) & (tile * REACH + REACH > begin) | (EPILOGUE == _SWIGLU)
+            if (part == 0) & here:
+                for at in range(0, RANKS, CHUNK):
+                    high = tl.load(
+                        b + line.to(tl.int64)[:, None] * RANKS + (at + c)[None, :],
+                        mask=(ours & (kind == p))[:, None],
+                        other=0.0,
+                    )
+                    lows = tl.load(
+                        low + m[:, None] * (PARTS * RANKS) + (p * RANKS + at + c)[None, :],
+                        mask=there[:, None],
+                        other=0.0,
+                    )
+                    acc = tl.dot(high, tl.trans(lows), acc) if SWAP else tl.dot(lows, tl.trans(high), acc)
     for _ in range(first, last):
         weights = tl.load(w_tile, mask=ours[:, None], other=0.0)
         inputs = tl.load(x_tile, mask=there[:, None], other=0.0)
@@ -198,6 +228,7 @@ def linear(
     next_norm: Tensor | None = None,
     rows: Tensor | None = None,
     temperatures: Tensor | None = None,
+    low: Low | None = None,
 ) -> int:
     """Launches one product over the first `count` rows of x; returns how many tiles it was cut into."""
     outputs, inputs = w.shape
@@ -222,10 +253,17 @@ def linear(
         scratch.sums,
         scratch.partials,
         scratch.counters,
+        x if low is None else low.values,
+        w if low is None else low.b,
         eps,
         count,
         outputs,
         inputs,
+        RANKS=0 if low is None else low.b.shape[1],
+        CHUNK=0 if low is None else low.chunk,
+        PARTS=0 if low is None else len(low.parts),
+        FIRST=0 if low is None else low.ends[0],
+        SECOND=0 if low is None else low.ends[1],
         SLOTS=scratch.slots,
         NORM_TILES=triton.next_power_of_2(norm_tiles) if norm_tiles else 0,
         BIAS=bias is not None,
@@ -255,3 +293,23 @@ class Scratch:
     sums: Tensor
     partials: Tensor
     counters: Tensor
+
+
+@dataclass(slots=True)
+class Low:
+    """What adapters add to a product: their low-rank values, by part, slot and rank, and the matrix these meet."""
+
+    values: Tensor
+    b: Tensor
+    parts: list[int]
+    """Outputs of each part."""
+
+    @property
+    def chunk(self) -> int:
+        """Columns of `b` in a round."""
+        return min(self.b.shape[1], 128)
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Where the first part ends and where the second one does."""
+        return self.parts[0], sum(self.parts[:2])

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from jigsawrl.engine.attention import KVCache
+from jigsawrl.engine.cuda.adapters import AdapterScratch, Stack, expand, shrink
 from jigsawrl.engine.cuda.attention import MOST_SPLITS, Cut, attention_kernel, merge_kernel
-from jigsawrl.engine.cuda.linear import DEPENDENT, LAUNCH, Scratch, linear
+from jigsawrl.engine.cuda.linear import DEPENDENT, LAUNCH, Low, Scratch, linear
 from jigsawrl.engine.cuda.sampling import choose_kernel, tile_kernel
 from jigsawrl.engine.cuda.small import add_norm_kernel, begin_kernel, swiglu_kernel
 from jigsawrl.engine.cuda.tilings import HEAD, HEAD_TILE, MOST_ROWS, PLAIN, RESIDUAL, SWIGLU, tiling
@@ -39,11 +40,6 @@ def supported(model: Transformer) -> bool:
         and model.dtype == torch.bfloat16
         and spec.head_dim in (64, 128)
         and all(size % 64 == 0 for size in sizes)
-        and all(
-            linear.lora is None
-            for layer in model.blocks()
-            for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)
-        )
     )
 
 
@@ -56,6 +52,8 @@ class Rows:
         self.positions = torch.zeros(count + 1, dtype=torch.int32, device=device)
         self.keys = torch.zeros(count + 1, dtype=torch.int64, device=device)
         self.temperatures = torch.ones(count + 1, dtype=torch.float32, device=device)
+        self.adapters = torch.full((count + 1,), -1, dtype=torch.int32, device=device)
+        """The slot of each one's adapters; -1: none."""
         self.tables = torch.full((count + 1, width), idle_block, dtype=torch.int32, device=device)
 
 
@@ -94,6 +92,13 @@ class DecodeStep:
         self.part_out = torch.zeros(parts, spec.head_dim, **numbers)
         self.part_max = torch.zeros(parts, **numbers)
         self.part_sum = torch.zeros(parts, **numbers)
+        self.adapters: Stack | None = None
+        self.adapter_scratch: AdapterScratch | None = None
+
+    def adapt(self, stack: Stack | None) -> None:
+        """From now on the rows have these adapters."""
+        self.adapters = stack
+        self.adapter_scratch = None if stack is None else AdapterScratch.of(stack, self.scratch.slots)
 
     def launch(self, slots: int, cut: Cut, choose: bool) -> None:
         """A step over the first `slots` slots; without `choose` it ends with the logits."""
@@ -148,7 +153,16 @@ class DecodeStep:
 
     def _product(self, slots: int, x: Tensor, w: Tensor, epilogue: int, **arguments: Any) -> int:
         how = tiling(slots, w.shape[0], w.shape[1], epilogue)
-        return linear(x, w, slots, epilogue, how, self.scratch, **arguments)
+        low = self._shrink(slots, x, w)
+        return linear(x, w, slots, epilogue, how, self.scratch, low=low, **arguments)
+
+    def _shrink(self, slots: int, x: Tensor, w: Tensor) -> Low | None:
+        """The first half of what adapters beside a matrix do, if there are any."""
+        stack, scratch = self.adapters, self.adapter_scratch
+        matrices = None if stack is None else stack.matrices.get(w)
+        if stack is None or scratch is None or matrices is None:
+            return None
+        return shrink(x, matrices, stack.rank, slots, self.inputs, self.rows.adapters, scratch)
 
     def _many(self, slots: int, cut: Cut) -> None:
         """Products through the library, norms and gates between them."""
@@ -160,17 +174,26 @@ class DecodeStep:
         after = [layer.input_layernorm.weight for layer in layers[1:]] + [model.norm.weight]
         self._add_norm(slots, None, layers[0].input_layernorm.weight)
         for index, (layer, next_norm) in enumerate(zip(layers, after, strict=True)):
-            _into(qkv, normed, layer.qkv.weight, layer.qkv.bias)
+            self._into(qkv, normed, layer.qkv.weight, layer.qkv.bias)
             self._attend(index, layer, slots, cut)
-            _into(change, attended, layer.o.weight, layer.o.bias)
+            self._into(change, attended, layer.o.weight, layer.o.bias)
             self._add_norm(slots, change, layer.post_attention_layernorm.weight)
-            _into(gate_up, normed, layer.gate_up.weight, None)
+            self._into(gate_up, normed, layer.gate_up.weight, None)
             inner = mlp.shape[1]
             swiglu_kernel[(slots, -(-inner // 1024))](gate_up, mlp, inner, SIZE=1024, PDL=DEPENDENT, **LAUNCH)
-            _into(change, mlp, layer.down.weight, None)
+            self._into(change, mlp, layer.down.weight, None)
             self._add_norm(slots, change, next_norm)
-        _into(self.logits[part], normed, model.head, None)
+        self._into(self.logits[part], normed, model.head, None)
         self._tiles(slots)
+
+    def _into(self, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        low = self._shrink(len(out), x, weight)
+        if bias is None:
+            torch.mm(x, weight.t(), out=out)
+        else:
+            torch.addmm(bias, x, weight.t(), out=out)
+        if low is not None:
+            expand(low, out, len(out))
 
     def _add_norm(self, slots: int, change: Tensor | None, weight: Tensor) -> None:
         spec = self.model.spec
@@ -279,13 +302,6 @@ class DecodeStep:
             num_warps=4,
             **LAUNCH,
         )
-
-
-def _into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    if bias is None:
-        torch.mm(x, weight.t(), out=out)
-    else:
-        torch.addmm(bias, x, weight.t(), out=out)
 
 
 def _power(number: int) -> int:
