@@ -14,7 +14,7 @@ from jigsawrl.config.pipelines import PipelineConfig
 from jigsawrl.config.settings import ModelConfig, RunConfig
 from jigsawrl.config.tasks import ArithmeticTask, CalculatorTask, EnvironmentTask, TextArenaTask
 from jigsawrl.graph.shape import ModelShape, PipelineShape
-from jigsawrl.model.spec import spec_from_config
+from jigsawrl.model.spec import ModelSpec, spec_from_config
 from jigsawrl.model.tiny import tiny_config
 
 Floats = NDArray[np.float64]
@@ -48,7 +48,40 @@ def pipeline_shape(name: str, run: RunConfig, entry: PipelineConfig) -> Pipeline
         max_slowdown=entry.max_slowdown,
         deadline=entry.deadline,
         arrival=entry.arrival,
+        cache_tokens=rollout.kv_cache_tokens,
+        trained=trained_parameters(run.model),
+        base=shared_base(run),
     )
+
+
+def shared_base(run: RunConfig) -> str:
+    """What must be the same for pipelines with adapters to share their actors; empty: it shares with nobody.
+
+    A tiny model is each pipeline's own, even where it looks like another's.
+    """
+    model, rollout = run.model, run.rollout
+    if model.lora is None or model.path == "tiny" or rollout.backend != "jigsaw":
+        return ""
+    same = (model.dtype, model.trust_remote_code, run.deterministic, rollout.block_size)
+    return " ".join(map(str, (Path(model.path).resolve(), *same)))
+
+
+def trained_parameters(model: ModelConfig) -> float | None:
+    """Of adapters; None where the whole model is trained."""
+    if model.lora is None:
+        return None
+    spec = spec_of(model)
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    ends = {
+        "q_proj": hidden + spec.q_size,
+        "k_proj": hidden + spec.kv_size,
+        "v_proj": hidden + spec.kv_size,
+        "o_proj": spec.q_size + hidden,
+        "gate_proj": hidden + inner,
+        "up_proj": hidden + inner,
+        "down_proj": inner + hidden,
+    }
+    return float(spec.layers * model.lora.rank * sum(ends[target] for target in model.lora.targets))
 
 
 def _prompt_tokens(run: RunConfig) -> float:
@@ -65,15 +98,10 @@ def _tool_seconds(run: RunConfig) -> float:
 
 
 def model_shape(model: ModelConfig) -> ModelShape:
-    """The numbers of a run file's model: of its folder's config.json, or of the tiny one."""
-    if model.tiny is not None:
-        tiny = model.tiny
-        raw = tiny_config(tiny.layers, tiny.hidden, tiny.heads, tiny.kv_heads)
-        spec, name = spec_from_config(raw, Path("tiny")), "tiny"
-    else:
-        spec, name = model_spec(Path(model.path)), Path(model.path).name
+    """The numbers of a run file's model."""
+    spec = spec_of(model)
     return ModelShape(
-        name,
+        "tiny" if model.tiny is not None else Path(model.path).name,
         float(spec.parameters),
         spec.layers,
         spec.hidden_size,
@@ -81,6 +109,14 @@ def model_shape(model: ModelConfig) -> ModelShape:
         spec.head_dim,
         bytes_per_parameter=4 if model.dtype == "float32" else 2,
     )
+
+
+def spec_of(model: ModelConfig) -> ModelSpec:
+    """Of its folder's config.json, or of the tiny one."""
+    if model.tiny is None:
+        return model_spec(Path(model.path))
+    tiny = model.tiny
+    return spec_from_config(tiny_config(tiny.layers, tiny.hidden, tiny.heads, tiny.kv_heads), Path("tiny"))
 
 
 def prior_lengths(max_tokens: float, at: Floats) -> Floats:

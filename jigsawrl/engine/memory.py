@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,6 +36,16 @@ def cache_blocks(config: RunConfig, spec: ModelSpec, dtype: torch.dtype, device:
             "(max_prompt_tokens + max_tokens); raise kv_cache_tokens, or lower one of those"
         )
     return wanted
+
+
+def shared_cache_blocks(
+    configs: Sequence[RunConfig], spec: ModelSpec, dtype: torch.dtype, device: torch.device
+) -> int:
+    """For all of these at once, or for as much as the free memory holds; each of them fits alone."""
+    wanted = [cache_blocks(config, spec, dtype, device) for config in configs]
+    size = configs[0].rollout.block_size
+    room = int(free_bytes(device) // (2 * spec.layers * size * spec.kv_size * dtype.itemsize))
+    return max(*wanted, min(sum(wanted), room)) if len(wanted) > 1 else wanted[0]
 
 
 MULTI_TURN = ("calculator", "textarena", "environment")

@@ -8,8 +8,10 @@ lanes with durations that turned out, the look-ahead with predicted ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jigsawrl.graph.fused import in_one_batch, most_demanding, speeds_with_fused
 from jigsawrl.graph.interference import SIGNATURES, Interference, Occupant, Signature
 from jigsawrl.telemetry.events import Substage
 
@@ -49,6 +51,8 @@ class Lane:
     started: float = 0.0
     """When the current segment began, or last changed its share."""
     left_then: float = 0.0
+    base: str = ""
+    """The frozen model whose engine its pipeline shares, if it does."""
 
     @property
     def segment(self) -> Segment:
@@ -74,6 +78,7 @@ class Lane:
             self.paused,
             self.started,
             self.left_then,
+            self.base,
         )
 
     def mark(self, now: float) -> None:
@@ -89,7 +94,7 @@ class Lane:
         return self.left + sum([segment.seconds for segment in self.segments[self.index + 1 :]])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sharing:
     """How lanes on one worker get along."""
 
@@ -108,7 +113,7 @@ class Lanes:
         self.lanes: dict[int, Lane] = {}
         self.on_worker: list[Together] = [()] * workers
         self._touched: set[int] = set()
-        self._known: dict[Mix, tuple[float, ...]] = {}
+        self._known: dict[Mix, dict[tuple[Signature, float], float]] = {}
         """Speeds in mixes that there were before."""
         self._sharing: dict[Together, Sharing] = {}
         """Of workers where nothing has changed since it was reckoned."""
@@ -123,6 +128,12 @@ class Lanes:
         other.on_worker = list(self.on_worker)
         other._touched, other._sharing, other._crowds = set(), {}, {}
         return other
+
+    def use(self, table: Interference) -> None:
+        """Another table from now on."""
+        self.table, self._known = table, {}
+        self._sharing.clear()
+        self._touched.update(range(len(self.on_worker)))
 
     def add(self, lane: Lane) -> None:
         """Starts a lane with its current segment."""
@@ -139,6 +150,7 @@ class Lanes:
         for worker in lane.workers:
             self._sharing.pop(self.on_worker[worker], None)
             self.on_worker[worker] = tuple([key for key in self.on_worker[worker] if key != lane_id])
+        self._crowds.clear()
         self._touched.update(lane.workers)
         return lane
 
@@ -206,12 +218,20 @@ class Lanes:
         return True
 
     def crowd(self, worker: int) -> int:
-        """Lanes on the worker that do not wait for a host just now: others may run beside those that do."""
+        """Lanes on the worker that do not wait for a host just now: others may run beside those that do.
+
+        Those in one batch count as one.
+        """
         there = self.on_worker[worker]
         if there not in self._crowds:
-            kinds = [self.lanes[key].segment.kind for key in there]
-            self._crowds[there] = sum(SIGNATURES[kind] != "host" for kind in kinds)
+            lanes = [self.lanes[key] for key in there]
+            self._crowds[there] = len(
+                {self._batch(lane) or lane.id for lane in lanes if SIGNATURES[lane.segment.kind] != "host"}
+            )
         return self._crowds[there]
+
+    def _batch(self, lane: Lane) -> str:
+        return in_one_batch(SIGNATURES[lane.segment.kind], lane.phase, lane.base) if lane.base else ""
 
     def occupants(self, worker: int) -> list[Lane]:
         """Lanes that take a part of the worker now."""
@@ -232,13 +252,11 @@ class Lanes:
             self._sharing.pop(crowd, None)
         for key in {key for crowd in crowds for key in crowd}:
             lane = self.lanes[key]
-            if lane.paused:
-                lane.speed = 0.0
-            elif SIGNATURES[lane.segment.kind] == "host":
-                lane.speed = 1.0
-            else:
-                around = {self.on_worker[worker] for worker in lane.workers}
-                lane.speed = min([1.0, *[self._shared(there).speeds[key] for there in around]])
+            lane.speed = 0.0 if lane.paused else 1.0
+            for worker in lane.workers:
+                speed = self._shared(self.on_worker[worker]).speeds.get(key, 1.0)
+                if speed < lane.speed:
+                    lane.speed = speed
 
     def _shared(self, there: Together) -> Sharing:
         sharing = self._sharing.get(there)
@@ -247,21 +265,38 @@ class Lanes:
         return sharing
 
     def _reckon(self, there: Together) -> Sharing:
-        ids, mix, handed_out = [], [], 0.0
+        ids, handed_out = [], 0.0
+        mix: list[tuple[Signature, float]] = []
+        bases: list[str] = []
         for key in there:
             lane = self.lanes[key]
             signature = SIGNATURES[lane.segment.kind]
             if not lane.paused and signature != "host":
                 ids.append(key)
                 mix.append((signature, lane.share))
+                bases.append(self._batch(lane))
                 handed_out += lane.share if signature != "link" else 0.0
-        situation = tuple(mix)
-        if situation not in self._known:
-            self._known[situation] = self._speeds(situation)
-        return Sharing(dict(zip(ids, self._known[situation], strict=True)), handed_out)
+        if any(bases):
+            speeds = speeds_with_fused(mix, bases, _joined, self._speeds_of)
+        else:
+            speeds = self._speeds_of(tuple(mix))
+        return Sharing(dict(zip(ids, speeds, strict=True)), handed_out)
+
+    def _speeds_of(self, mix: Mix) -> tuple[float, ...]:
+        """In any order the same: those that are alike are equally fast."""
+        ordered = tuple(sorted(mix))
+        known = self._known.get(ordered)
+        if known is None:
+            known = self._known[ordered] = dict(zip(ordered, self._speeds(ordered), strict=True))
+        return tuple([known[one] for one in mix])
 
     def _speeds(self, mix: Mix) -> tuple[float, ...]:
         if len(mix) == 1 and mix[0][1] == 1.0:
             return (1.0,)
         crowd = [Occupant(signature, share) for signature, share in mix]
         return tuple(self.table.speed(one, crowd[:i] + crowd[i + 1 :]) for i, one in enumerate(crowd))
+
+
+def _joined(mix: Sequence[tuple[Signature, float]]) -> tuple[Signature, float]:
+    """Those in one batch have what any of them has."""
+    return most_demanding([signature for signature, _ in mix]), min(1.0, sum(share for _, share in mix))

@@ -33,18 +33,24 @@ def memory(
     *,
     sequences: float,
     tokens: float,
+    cache_tokens: int | None = None,
     tp: int,
     workers: int,
     device_bytes: float,
+    trained: float | None = None,
     whole: bool = False,
 ) -> Memory:
     """Of engines that span `tp` workers with `sequences` of up to `tokens` each, and training over `workers`.
 
-    `whole`: each of them has all of the training state, all the time.
+    `cache_tokens` are all that an engine keeps of them, where that is told. `trained` parameters are adapters', or else all
+    of the model's. `whole`: each worker has all of the training state, all the time.
     """
-    cache = min(sequences * tokens * model.kv_bytes_per_token / tp, KV_SHARE * device_bytes)
+    cached = sequences * tokens if cache_tokens is None else min(sequences * tokens, cache_tokens)
+    cache = min(cached * model.kv_bytes_per_token / tp, KV_SHARE * device_bytes)
     activations = MICRO_BATCH_TOKENS * model.hidden * (ACTIVATIONS_PER_LAYER * model.layers + ACTIVATIONS_NOW)
-    state = model.parameters * (model.bytes_per_parameter + GRADIENT_BYTES + OPTIMIZER_BYTES)
+    parameters = model.parameters if trained is None else trained
+    state = parameters * (model.bytes_per_parameter + GRADIENT_BYTES + OPTIMIZER_BYTES)
+    state += model.weight_bytes if trained is not None else 0.0
     state /= 1 if whole else workers
     return Memory(
         rollout=(state if whole else model.weight_bytes / tp) + cache,

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 ENOUGH = 128
 """Sequences that an estimate follows; more are taken several at a time."""
+_WITHOUT_TRAINING = frozenset({"engine", "lengths", "mean length", "rollout_seconds", "memory"})
+"""What does not depend on the costs of training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ class Outlook:
         if found is None:
             found = self._cache[key] = make()
         return found
+
+    def with_training(self, costs: Costs) -> Outlook:
+        """With other costs of training only: what was made of the rest stays."""
+        kept = {key: made for key, made in self._cache.items() if key[0] in _WITHOUT_TRAINING}
+        return Outlook(self.shape, costs, self.hardware, self.forecast, kept)
 
     def engine(self, engines: int, tp: int, level: float = 0.5) -> Engine:
         """One of so many engines, each spanning `tp` workers."""
@@ -147,6 +154,8 @@ class Outlook:
             tp=tp,
             workers=workers,
             device_bytes=self.hardware.device_bytes,
+            cache_tokens=shape.cache_tokens,
+            trained=shape.trained,
             whole=shape.whole,
         )
 

@@ -61,6 +61,12 @@ class PipelineShape:
     deadline: float | None = None
     """Seconds from its arrival until it must be done."""
     arrival: float = 0.0
+    cache_tokens: int | None = None
+    """That an engine's cache holds, where it is told; else all its sequences may be there at their longest."""
+    trained: float | None = None
+    """Parameters that are trained, where those are not the model's but adapters'."""
+    base: str = ""
+    """The frozen model that it shares with all others of this name: their sequences decode in one batch."""
     whole: bool = False
     """Whether every worker keeps all of the training state while the pipeline is awake, as our own actors do; else it
     is divided among them, and in host memory during a rollout."""

@@ -26,7 +26,7 @@ from jigsawrl.pipeline.losses import LossInputs, LossSettings, policy_loss, valu
 from jigsawrl.pipeline.residency import Residency, Swapped
 from jigsawrl.store.store import Store
 from jigsawrl.telemetry.events import PassRecorder, PassSpan, Substage
-from jigsawrl.trainer.batch import Batch
+from jigsawrl.trainer.batch import Batch, onto
 from jigsawrl.trainer.critic import Critic
 from jigsawrl.trainer.logprobs import token_logprobs
 from jigsawrl.trainer.optimizer import OptimizerSettings
@@ -63,7 +63,7 @@ class Actor:
         self.worker = worker
         self.device = torch.device(device)
         self.dtype = compute_dtype(config, self.device)
-        self.model = load_model(base, self.dtype, self.device)
+        self.model = self._model()
         self.model.gradient_checkpointing = config.model.gradient_checkpointing
         self.reference = self._reference()
         self.lora = self._add_lora()
@@ -79,6 +79,9 @@ class Actor:
         self.asleep = False
 
     # What is set up once
+
+    def _model(self) -> Transformer:
+        return load_model(self.base, self.dtype, self.device)
 
     def _reference(self) -> Transformer | None:
         """A frozen copy of the start; with adapters the base without them is one already."""
@@ -222,11 +225,11 @@ class Actor:
         )
 
         def objective(micro: Batch, hidden: Tensor) -> tuple[Tensor, Metrics]:
-            values = {name: value.to(hidden.device) for name, value in micro.values.items()}
+            values = {name: onto(hidden.device, value) for name, value in micro.values.items()}
             logprobs, entropy = token_logprobs(
                 hidden,
                 self.model.head,
-                trained_tokens(micro).to(hidden.device),
+                onto(hidden.device, trained_tokens(micro)),
                 self._temperature,
                 entropy_gradient=algorithm.entropy_coef > 0,
             )
@@ -236,7 +239,7 @@ class Actor:
                 old_logprobs=values.get("old_logprobs", logprobs.detach()),
                 advantages=values["advantages"],
                 weights=values["weights"],
-                sequence=micro.sequence.to(hidden.device),
+                sequence=onto(hidden.device, micro.sequence),
                 ref_logprobs=values.get("ref_logprobs"),
                 entropy=entropy,
                 engine_logprobs=values["engine_logprobs"],
@@ -252,7 +255,7 @@ class Actor:
         critic, algorithm = self.critic, self.config.algorithm
 
         def objective(micro: Batch, hidden: Tensor) -> tuple[Tensor, Metrics]:
-            values = {name: value.to(hidden.device) for name, value in micro.values.items()}
+            values = {name: onto(hidden.device, value) for name, value in micro.values.items()}
             loss = value_loss(
                 critic.read(micro, hidden),
                 values["old_values"],

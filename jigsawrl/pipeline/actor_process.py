@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -208,7 +209,7 @@ def serve(
                 if outputs := actor.engine.step():
                     send(pipe, ("outputs", outputs))
                 if reports is not None and time.monotonic() >= reports.due:
-                    reports.make(pipe, actor.engine)
+                    reports.make(partial(send, pipe), actor.engine)
         except (EOFError, ConnectionResetError, BrokenPipeError):
             return
         except Exception:
@@ -221,9 +222,9 @@ class Reports:
     def __init__(self) -> None:
         self.due = time.monotonic() + REPORT_S
 
-    def make(self, pipe: Connection, engine: RolloutBackend) -> None:
+    def make(self, say: Callable[[tuple[str, Any]], None], engine: RolloutBackend) -> None:
         began = time.monotonic()
-        send(pipe, ("running", engine.partials()))
+        say(("running", engine.partials()))
         took = time.monotonic() - began
         self.due = began + max(REPORT_S, took / REPORT_PART)
 

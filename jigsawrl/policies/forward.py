@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from jigsawrl.graph.fused import in_one_batch, most_demanding, speeds_with_fused
 from jigsawrl.graph.interference import SIGNATURES, Signature, company, mix_freely, side_by_side
 from jigsawrl.graph.lanes import Lane, Segment
 from jigsawrl.policies.state import Migrate, Phase, Pipeline, Place, Start, State
@@ -171,6 +172,9 @@ class Forward:
                     self._take_over(course, state.running(pipeline))
                 course.at_first = course.work_left
         self.at_first = sum(course.at_first for course in self.courses.values())
+        bases = [base for course in self.courses.values() if (base := course.pipeline.outlook.shape.base)]
+        self.fuses = len(set(bases)) < len(bases)
+        """Whether any two decode in one batch."""
 
     def copy(self) -> Forward:
         other = Forward.__new__(Forward)
@@ -180,7 +184,7 @@ class Forward:
         other.since, other.now, other.late, other.at_first = self.since, self.now, self.late, self.at_first
         other.held = list(self.held)
         other.order, other.strict, other.divide = self.order, self.strict, self.divide
-        other.parts = self.parts
+        other.parts, other.fuses = self.parts, self.fuses
         other.courses = {name: course.copy() for name, course in self.courses.items()}
         other.on_block = [
             tuple([other.courses[course.pipeline.name] for course in there]) for there in self.on_block
@@ -311,8 +315,8 @@ class Forward:
 
     def _start_what_fits(self) -> None:
         """Where those on a block wait for a host just now, there is room as if they were not there."""
-        crowd = [sum([course.signature != "host" for course in there]) for there in self.on_block]
-        if min(crowd) > self.crowds[-1]:
+        crowd = [self._size(there) for there in self.on_block]
+        if min(crowd) > self.crowds[-1] and not self.fuses:
             return
         waiting = [course for course in self.courses.values() if not course.pieces]
         if len(waiting) > 1:
@@ -324,9 +328,23 @@ class Forward:
                 tp = min(course.pipeline.tp, workers)
                 self._start(course, blocks, max(1, workers // tp), tp)
                 for block in blocks:
-                    crowd[block] += course.signature != "host"
+                    crowd[block] = self._size(self.on_block[block])
             elif self.strict:
                 return
+
+    def _size(self, there: Crowd) -> int:
+        """How many disturb each other there: those in one batch count as one."""
+        if not self.fuses:
+            return sum([course.signature != "host" for course in there])
+        busy = [course for course in there if course.signature != "host"]
+        return len({batch_of(course) or course.pipeline.name for course in busy})
+
+    def _joins(self, course: Course, block: int) -> bool:
+        """Whether its rollout would be in others' batch there."""
+        if not self.fuses or course.phase != "rollout":
+            return False
+        base = course.pipeline.outlook.shape.base
+        return bool(base) and any(batch_of(other) == base for other in self.on_block[block])
 
     def _rank(self, course: Course) -> tuple[int, int, float]:
         name = course.pipeline.name
@@ -344,7 +362,7 @@ class Forward:
         if self.parts and course.phase == "rollout":
             mine = self._blocks_of(self.parts[course.pipeline.name])
         for most in self.crowds[-1:] if self.parts else self.crowds:
-            found = [block for block in mine if crowd[block] <= most]
+            found = [block for block in mine if crowd[block] <= most or self._joins(course, block)]
             if most == 0 and among:
                 found = found[: max(width, len(found) // among)]
             found = found[: len(found) // width * width]
@@ -363,12 +381,20 @@ class Forward:
             course.speed = 1.0
         for there in crowds:
             signatures = tuple([course.signature for course in there])
-            speeds = self.speeds.get(signatures)
-            if speeds is None:
-                speeds = self.speeds[signatures] = side_by_side(self.table, signatures)
+            if self.fuses:
+                bases = [batch_of(course) for course in there]
+                speeds = speeds_with_fused(signatures, bases, most_demanding, self._speeds)
+            else:
+                speeds = self._speeds(signatures)
             for course, speed in zip(there, speeds, strict=True):
                 if speed < course.speed:
                     course.speed = speed
+
+    def _speeds(self, signatures: tuple[Signature, ...]) -> tuple[float, ...]:
+        speeds = self.speeds.get(signatures)
+        if speeds is None:
+            speeds = self.speeds[signatures] = side_by_side(self.table, signatures)
+        return speeds
 
     # Where it leads
 
@@ -382,6 +408,10 @@ class Forward:
                 late += max(0.0, self.now + max(1.0, pace) * left[name] - course.due)
         done = self.at_first - sum(left.values())
         return Prospect(self.now, left, done, late)
+
+
+def batch_of(course: Course) -> str:
+    return in_one_batch(course.signature, course.phase, course.pipeline.outlook.shape.base)
 
 
 def coarse(segments: tuple[Segment, ...]) -> Pieces:

@@ -41,6 +41,44 @@ class Plan:
 
 
 @dataclass(slots=True)
+class Room:
+    """What is on each worker, while a plan is made."""
+
+    load: list[int]
+    """Those that disturb others; who decodes in one batch counts as one."""
+    held: list[float]
+    """Bytes."""
+    batches: list[set[str]]
+    """Bases on which somebody decodes there."""
+
+    @staticmethod
+    def of(state: State) -> Room:
+        batches: list[set[str]] = [set() for _ in state.alive]
+        for lane in state.lanes.lanes.values():
+            if lane.base and lane.phase == "rollout":
+                for worker in lane.workers:
+                    batches[worker].add(lane.base)
+        load = [state.lanes.crowd(worker) for worker in range(len(state.alive))]
+        return Room(load, list(state.held), batches)
+
+    def beside(self, pipeline: Pipeline) -> list[int]:
+        """How many its phase would be beside: a batch that it joins is no other."""
+        base = pipeline.outlook.shape.base
+        if not base or pipeline.phase != "rollout":
+            return self.load
+        return [max(0, load - (base in there)) for load, there in zip(self.load, self.batches, strict=True)]
+
+    def take(self, pipeline: Pipeline, workers: list[int], needed: float) -> None:
+        base = pipeline.outlook.shape.base if pipeline.phase == "rollout" else ""
+        for worker in workers:
+            self.held[worker] += needed
+            if base not in self.batches[worker]:
+                self.load[worker] += 1
+            if base:
+                self.batches[worker].add(base)
+
+
+@dataclass(slots=True)
 class Planner:
     """Makes plans for one state. Without `fill` nothing runs beside anything else."""
 
@@ -142,15 +180,14 @@ class Planner:
         divide: bool = False,
         parts: Parts = (),
     ) -> tuple[Start, ...]:
-        load = [self.state.lanes.crowd(worker) for worker in range(len(self.state.alive))]
-        held = list(self.state.held)
+        room = Room.of(self.state)
         if move is not None:
             for worker in move.workers:
-                load[worker] += 1
-                held[worker] += moved_bytes(self.state, move)
+                room.load[worker] += 1
+                room.held[worker] += moved_bytes(self.state, move)
             for key in move.lanes:
                 for worker in self.state.lanes.lanes[key].workers:
-                    load[worker] -= 1
+                    room.load[worker] -= 1
         starts: list[Start] = []
         for number, pipeline in enumerate(order):
             by_rule = first is None or number > 0
@@ -160,7 +197,7 @@ class Planner:
             if parts:
                 options = (dict(parts)[pipeline.name] if pipeline.phase == "rollout" else "beside",)
             among = len(order) - number if divide else 0
-            found = (self._start(pipeline, option, load, held, by_rule, among) for option in options)
+            found = (self._start(pipeline, option, room, by_rule, among) for option in options)
             start = next((start for start in found if start is not None), None)
             if start is not None:
                 starts.append(start)
@@ -172,14 +209,14 @@ class Planner:
         self,
         pipeline: Pipeline,
         option: Option,
-        load: list[int],
-        held: list[float],
+        room: Room,
         by_rule: bool,
         among: int,
     ) -> Start | None:
-        """Its start there, entered into load and memory; None if that cannot be, or is not as the rule has it."""
+        """Its start there, entered into the room; None if that cannot be, or is not as the rule has it."""
         home = [w for w in pipeline.home if self.state.alive[w] and w not in self.closed]
         crowd = company(self.state.table) + (0 if by_rule else 1)
+        load, held = room.beside(pipeline), room.held
         free = [w for w in home if load[w] == 0]
         if option == "free" and among:
             workers = free[: max(pipeline.tp, len(free) // among)]
@@ -202,9 +239,7 @@ class Planner:
         taken = [worker for place in places for worker in place]
         if any(held[worker] + needed > self.state.device_bytes for worker in taken):
             return None
-        for worker in taken:
-            load[worker] += 1
-            held[worker] += needed
+        room.take(pipeline, taken, needed)
         return Start(pipeline.name, places)
 
 

@@ -63,6 +63,8 @@ SOON_S = 0.5
 MOST_KEPT = 64
 BRIEF_S = 0.2
 """What an engine is at is told if it was at the last thing for longer: nobody makes use of less."""
+REMEMBER_PART = 0.05
+"""Of a pipeline's time, at most, that goes to remembering its steps."""
 MOST_EVENTS = 256
 """Events that are told together."""
 
@@ -318,6 +320,8 @@ class Beside:
         """The worker that each actor is on."""
         self.told = ToldEvents(line, self)
         self.asleep = False
+        self.remembered, self.remembering = float("-inf"), 0.0
+        """When a step was last remembered, and the seconds that it took."""
         self.waited = 0.0
         """Seconds of this phase in which no engine had anything to do but wait for tools."""
 
@@ -384,9 +388,16 @@ class Beside:
         return self.line.stopping
 
     def remember(self, step: int, workers: Workers, state: dict[str, Any]) -> Callable[[], Tensors]:
-        """An actor puts it into the store; from there it is read, and written to disk."""
-        workers.first("publish", self.store.root, self.name, step, state)
+        """An actor puts it into the store; from there it is read, and written to disk.
+
+        Where that takes long for so short a step, some steps are left out: a death then costs a few of them.
+        """
         self.drawn.forget()
+        began = now()
+        if began - self.remembered < self.remembering / REMEMBER_PART:
+            return lambda: workers.first("save_state")
+        workers.first("publish", self.store.root, self.name, step, state)
+        self.remembered, self.remembering = now(), now() - began
 
         def saved() -> Tensors:
             found = self.recall()

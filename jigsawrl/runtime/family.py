@@ -16,30 +16,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jigsawrl.pipeline.base import base_folder
-from jigsawrl.runtime.cores import go_on
+from jigsawrl.runtime.cores import go_on, stop
 from jigsawrl.store import folders
 
 if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext
+
     from jigsawrl.config import RunConfig
     from jigsawrl.runtime.shares import Shares, Units
+    from jigsawrl.runtime.sharing import SharedActors
 
 PRELOADED = ["jigsawrl.runtime.preload"]
 GRACE_S = 5.0
 
 
 class Family:
-    """Started at once. `line` goes to the driver."""
+    """Started at once. `line` goes to the driver. With `shared` its actors are in others' processes."""
 
-    def __init__(self, config: RunConfig, out: Path, resume: bool, store: Path, shares: Shares) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        out: Path,
+        resume: bool,
+        store: Path,
+        shares: Shares,
+        shared: SharedActors | None = None,
+    ) -> None:
         # Heavy modules belong into the children.
         from jigsawrl.runtime.start import start_actor, start_driver
 
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
-        with deaf_children():
-            forkserver.ensure_running()
+        context = fork_server()
         self.name = config.name
         self.shares = shares
+        self.shared = shared
         workers = len(shares.workers)
         self.meeting = folders.meeting(store)
         self.line, theirs = context.Pipe()
@@ -47,7 +56,9 @@ class Family:
         self.actors: list[BaseProcess] = []
         self.held: dict[int, Units] = {}
         base = base_folder(config, out)
-        for rank in range(workers):
+        if shared is not None:
+            pipes = shared.join(config)
+        for rank in range(0 if shared is not None else workers):
             driver_end, actor_end = context.Pipe()
             pipes.append(driver_end)
             meeting = f"file://{self.meeting}/gang"
@@ -80,9 +91,26 @@ class Family:
 
     def hold(self, engine: int, units: Units) -> None:
         """Its actor to these units of its worker."""
-        if self.held.get(engine) != units:
-            self.held[engine] = units
+        if self.held.get(engine) == units:
+            return
+        self.held[engine] = units
+        if self.shared is not None:
+            self.shared.hold(self.name, engine, units)
+        else:
             self.shares.give(units, self.pid(engine), self.note(engine))
+
+    def stand(self, engine: int) -> None:
+        """Its actor stands still where it is; one among others only leaves their batch."""
+        if self.shared is not None:
+            self.shared.stand(self.name, engine, still=True)
+        else:
+            stop(self.pid(engine))
+
+    def go_on(self, engine: int) -> None:
+        if self.shared is not None:
+            self.shared.stand(self.name, engine, still=False)
+        else:
+            go_on(self.pid(engine))
 
     def note(self, engine: int) -> Path:
         """Where its actor reads what it is held to."""
@@ -94,7 +122,8 @@ class Family:
         return pid
 
     def dead(self) -> list[BaseProcess]:
-        return [process for process in self.processes if process.exitcode is not None]
+        shared = self.shared.processes if self.shared is not None else []
+        return [process for process in [*shared, *self.processes] if process.exitcode is not None]
 
     def kill(self) -> None:
         """All of it, at once, whatever state it is in."""
@@ -116,6 +145,15 @@ class Family:
         for left in self.meeting.glob("*"):
             left.unlink(missing_ok=True)
         self.meeting.rmdir()
+
+
+def fork_server() -> ForkServerContext:
+    """Where processes are started from."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with deaf_children():
+        forkserver.ensure_running()
+    return context
 
 
 @contextmanager

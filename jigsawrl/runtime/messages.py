@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jigsawrl.policies.state import Phase
 from jigsawrl.telemetry.events import Substage
+
+if TYPE_CHECKING:
+    from jigsawrl.config import RunConfig
+
+
+class Message:
+    """Travels as its fields in a row: what a dataclass does to be pickled takes longer than all the rest."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple([getattr(self, each) for each in self.__slots__])
+
 
 # From a driver
 
 
 @dataclass(frozen=True, slots=True)
-class Loads:
+class Loads(Message):
     """It could set its actors up: from then on its state is awake."""
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class Began(Message):
     """Its loop is set up; so many steps were made before."""
 
     steps: int
@@ -25,7 +40,7 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class At(Message):
     """An engine is at another sub-stage now, with so many samples; None: it has nothing more to do.
 
     Engine -1: all actors together, in training.
@@ -37,7 +52,7 @@ class At:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class Over(Message):
     """The phase that ran is over, and the next one could start."""
 
     phase: Phase
@@ -55,12 +70,12 @@ class Over:
 
 
 @dataclass(frozen=True, slots=True)
-class Asleep:
+class Asleep(Message):
     """Its state is in the store, and nowhere else."""
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Made(Message):
     """A step is done."""
 
     step: int
@@ -68,21 +83,21 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Says:
+class Says(Message):
     """A line for people."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class Logged(Message):
     """Events for the log: its lines, as they are written there."""
 
     lines: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class Ends(Message):
     """Nothing more comes from this driver. `refused`: the pipeline cannot run, and trying again would not help."""
 
     how: str
@@ -96,7 +111,7 @@ FromDriver = Loads | Began | At | Over | Asleep | Made | Says | Logged | Ends
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
+class Go(Message):
     """The next phase may run, with these of its engines."""
 
     engines: tuple[int, ...]
@@ -107,25 +122,57 @@ class Go:
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
+class Gather(Message):
     """The rollout goes on with these of its engines only."""
 
     engines: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Load(Message):
     """There is room for its state."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sleep:
+class Sleep(Message):
     """Its state goes to the store, and comes back with the next `Go`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Message):
     """Finish the step, save, end."""
 
 
 ToDriver = Load | Go | Gather | Sleep | Stop
+
+# To shared actors
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where their process is, and who may come. It is started with this."""
+
+    configs: Sequence[RunConfig]
+    base: Path
+    device: str
+    rank: int
+    world: int
+    meeting: str
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A pipeline comes, or comes back; its pipe follows."""
+
+    config: RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """A pipeline's sequences stand still, or go on."""
+
+    pipeline: str
+    still: bool
+
+
+ToSharedActor = Join | Stand

@@ -6,6 +6,7 @@ looked after here: started, listened to, brought back when they die, ended.
 
 from __future__ import annotations
 
+import pickle
 import selectors
 import signal
 import time
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from jigsawrl.errors import JigsawError
 from jigsawrl.policies.state import Action, Migrate, Start, Swap, Wait
 from jigsawrl.runtime.control import Control
-from jigsawrl.runtime.cores import go_on
 from jigsawrl.runtime.family import Family, how_it_ended
 from jigsawrl.runtime.member import RETRIES, Member
 from jigsawrl.runtime.messages import (
@@ -41,6 +41,7 @@ from jigsawrl.runtime.messages import (
 from jigsawrl.runtime.mind import Due, Gone, Held, Lost, Mind, News, written, written_action
 from jigsawrl.runtime.placing import go_for, place
 from jigsawrl.runtime.shares import Shares
+from jigsawrl.runtime.sharing import Sharing
 from jigsawrl.runtime.watch import Watch
 from jigsawrl.telemetry.events import EventLog, now
 
@@ -75,6 +76,7 @@ class Scheduler:
     """Makes a member of what somebody submits, or refuses it."""
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     watch: Watch = field(init=False)
+    sharing: Sharing = field(init=False)
     work: Work = field(default_factory=Work)
     news: list[tuple[str, News]] = field(default_factory=list)
     """That the mind has not heard yet."""
@@ -88,6 +90,7 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.progress, len(self.shares.workers))
+        self.sharing = Sharing(self.store, self.shares)
         self.selector.register(self.control, selectors.EVENT_READ, ("", "control"))
         for member in self.members.values():
             self.mind.join(member.name, member.outlook)
@@ -110,6 +113,7 @@ class Scheduler:
                 for member in self.members.values():
                     if member.family is not None:
                         member.family.kill()
+                self.sharing.close()
 
     def _turn(self) -> None:
         """Waits for something to happen, hears all of it, and decides once."""
@@ -124,13 +128,13 @@ class Scheduler:
         for name, what in ready.items():
             member = self.members[name]
             if "line" in what:
-                self._listen(member)
+                self._listen(member, there=True)
             if "process" in what or member.ends is not None:
                 self._look_after(member)
         if self.wakes and self.wakes[0] <= now():
             self.wakes = [at for at in self.wakes if at > now()]
             self.news.append(("", Due()))
-        if self.news:
+        if self.news and not (ready and self._can_wait()):
             self._think()
         self._let_run()
         self.watch.show(self.mind.world, self.members)
@@ -142,6 +146,10 @@ class Scheduler:
             m.arrival + self.started for m in self.members.values() if m.family is None and m.ended is None
         ]
         return max(0.0, min([TICK_S, *(at - now() for at in [*due, *self.wakes])]))
+
+    def _can_wait(self) -> bool:
+        """Whether the news can be thought of with the next that come, or after a tick."""
+        return all(isinstance(each, At) for _, each in self.news) and self.mind.indifferent()
 
     def _everyone_is_there(self) -> bool:
         """Pipelines that come at the start are set up before the first of them runs."""
@@ -157,7 +165,9 @@ class Scheduler:
 
     def _start_family(self, member: Member, resume: bool) -> None:
         member.ends, member.told, member.loads, member.paused = None, None, False, set()
-        member.family = Family(member.config, member.out, resume, self.store, self.shares)
+        known = [each.config for each in self.members.values() if each.ended is None]
+        shared = self.sharing.actors_for(member.config, known)
+        member.family = Family(member.config, member.out, resume, self.store, self.shares, shared)
         self.selector.register(member.family.line, selectors.EVENT_READ, (member.name, "line"))
         for sentinel in member.family.sentinels:
             self.selector.register(sentinel, selectors.EVENT_READ, (member.name, "process"))
@@ -210,6 +220,7 @@ class Scheduler:
     def _end(self, member: Member, how: str, reason: str) -> None:
         member.ended, member.reason, member.family = how, reason, None
         member.finished_at = now()
+        self.sharing.left(member.config)
         self.log.emit(how, pipeline=member.name, step=member.done, reason=reason)
         if how == "failed":
             self.progress.message(f"{member.name}: failed: {reason}")
@@ -222,7 +233,7 @@ class Scheduler:
         for member in self.members.values():
             if member.family is not None:
                 for engine in range(len(self.shares.workers)):
-                    go_on(member.family.pid(engine))
+                    member.family.go_on(engine)
                 self._tell(member, Stop())
                 if member.held:  # a rollout that it has made is still trained on
                     member.held = False
@@ -236,14 +247,14 @@ class Scheduler:
     def _tell(self, member: Member, message: ToDriver) -> None:
         assert member.family is not None
         with suppress(OSError):  # its end will be noticed
-            member.family.line.send(message)
+            member.family.line.send_bytes(pickle.dumps(message))
 
-    def _listen(self, member: Member) -> bool:
-        """Whether anything was said."""
+    def _listen(self, member: Member, there: bool = False) -> bool:
+        """Whether anything was said; `there`: it is known that something was."""
         if member.family is None or member.ends is not None:
             return False
         with suppress(EOFError, OSError):  # its end will be noticed
-            if member.family.line.poll(0):
+            if there or member.family.line.poll(0):
                 for message in member.family.line.recv():
                     self.work.messages += 1
                     self._hear(member, message)

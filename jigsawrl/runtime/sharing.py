@@ -14,6 +14,7 @@ from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jigsawrl.config.shapes import shared_base
 from jigsawrl.runtime.family import GRACE_S, fork_server
 from jigsawrl.runtime.messages import Join, Place, Stand, ToSharedActor
 from jigsawrl.store import folders
@@ -22,18 +23,6 @@ if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
     from jigsawrl.runtime.shares import Shares, Units
 
-Base = tuple[object, ...]
-"""What must be the same for two pipelines to share their actors."""
-
-
-def base_of(config: RunConfig) -> Base | None:
-    """None: it shares with nobody. A tiny model is each pipeline's own, even where it looks like another's."""
-    model, rollout = config.model, config.rollout
-    if model.lora is None or model.path == "tiny" or rollout.backend != "jigsaw":
-        return None
-    folder = Path(model.path).resolve()
-    return folder, model.dtype, model.trust_remote_code, config.deterministic, rollout.block_size
-
 
 class Sharing:
     """All shared actors of a run. They are started when the first pipeline wants them."""
@@ -41,28 +30,28 @@ class Sharing:
     def __init__(self, store: Path, shares: Shares) -> None:
         self.store = store
         self.shares = shares
-        self.actors: dict[Base, SharedActors] = {}
-        self.users: dict[Base, set[str]] = {}
+        self.actors: dict[str, SharedActors] = {}
+        self.users: dict[str, set[str]] = {}
 
     def actors_for(self, config: RunConfig, all_configs: Iterable[RunConfig]) -> SharedActors | None:
         """Those that this pipeline is to use; new ones where some of the old have died."""
-        base = base_of(config)
-        if base is None:
+        base = shared_base(config)
+        if not base:
             return None
         known = self.actors.get(base)
         if known is not None and any(process.exitcode is not None for process in known.processes):
             known.kill()
             known = None
         if known is None:
-            alike = [each for each in all_configs if base_of(each) == base]
+            alike = [each for each in all_configs if shared_base(each) == base]
             known = self.actors[base] = SharedActors(alike, self.store, self.shares)
         self.users.setdefault(base, set()).add(config.name)
         return known
 
     def left(self, config: RunConfig) -> None:
         """A pipeline has ended; with the last one on a base its actors do."""
-        base = base_of(config)
-        if base is None or base not in self.users:
+        base = shared_base(config)
+        if base not in self.users:
             return
         self.users[base].discard(config.name)
         if not self.users[base]:
@@ -87,6 +76,7 @@ class SharedActors:
         self.meeting = folders.meeting(store)
         self.controls: list[Connection] = []
         self.processes: list[BaseProcess] = []
+        self.killed = False
         self.held: list[dict[str, Units]] = []
         """What each pipeline was given of each worker."""
         base, world = Path(configs[0].model.path), len(shares.workers)
@@ -123,11 +113,10 @@ class SharedActors:
 
     def hold(self, pipeline: str, rank: int, units: Units) -> None:
         """The process has what any of its pipelines has."""
-        held = self.held[rank]
+        held, pid = self.held[rank], self.processes[rank].pid
         held[pipeline] = units
-        pid = self.processes[rank].pid
-        assert pid is not None
-        self.shares.give(tuple(sorted(set().union(*held.values()))), pid, self._note(rank))
+        if pid is not None and not self.killed:
+            self.shares.give(tuple(sorted(set().union(*held.values()))), pid, self._note(rank))
 
     def _tell(self, rank: int, message: ToSharedActor) -> None:
         with suppress(OSError):  # their death will be noticed
@@ -137,6 +126,7 @@ class SharedActors:
         return self.meeting / f"share{rank}"
 
     def kill(self) -> None:
+        self.killed = True
         for process in self.processes:
             process.kill()
         for process in self.processes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
+    from jigsawrl.runtime.messages import Place
 
 
 def start_driver(
@@ -40,6 +41,16 @@ def start_actor(
     show_as(f"actor{rank}:{config.name}")
     settle = Follower(note, rank) if note is not None and device.startswith("cuda") else nothing
     actor_main(pipe, config, base, device, rank, world, meeting, settle, says_what_runs=True)
+
+
+def start_shared_actor(control: Connection, place: Place, environment: Mapping[str, str], note: Path) -> None:
+    os.environ.update(environment)
+    from jigsawrl.runtime.shared_actor import shared_actor_main
+    from jigsawrl.runtime.shares import Follower
+
+    show_as(f"actor{place.rank}:{place.base.name}")
+    settle = Follower(note, place.rank) if place.device.startswith("cuda") else nothing
+    shared_actor_main(control, place, settle)
 
 
 def nothing() -> None:

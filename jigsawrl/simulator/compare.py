@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from jigsawrl.graph.interference import table_of
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.simulator.from_config import Scene
 from jigsawrl.simulator.jobs import Job
@@ -130,8 +129,8 @@ def simulate(scene: Scene, policy: str, alone: Mapping[str, float]) -> Simulated
 
 
 def _run(scene: Scene, policy: str, jobs: Sequence[Job]) -> Outcome:
-    table = table_of(scene.hardware.name)
-    return Simulation(POLICIES[policy], jobs, scene.hardware, scene.workers, table, seed=scene.seed).run()
+    hardware, workers, table = scene.hardware, scene.workers, scene.table
+    return Simulation(POLICIES[policy], jobs, hardware, workers, table, seed=scene.seed).run()
 
 
 def compared(

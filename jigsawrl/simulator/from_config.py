@@ -24,7 +24,8 @@ from jigsawrl.config.shapes import MEDIAN, SPREAD, model_shape, pipeline_shape, 
 from jigsawrl.config.tasks import ArithmeticTask, CalculatorTask
 from jigsawrl.graph.cost import Costs
 from jigsawrl.graph.hardware import HARDWARE, Hardware, hardware_named
-from jigsawrl.graph.profile import LEVELS, Profile, Workload, builtin_profiles, load_profile
+from jigsawrl.graph.interference import Interference
+from jigsawrl.graph.profile import LEVELS, Profile, Workload, builtin_profiles, load_profile, table_on
 from jigsawrl.graph.shape import ModelShape, PipelineShape
 from jigsawrl.simulator.jobs import Floats, Job
 from jigsawrl.simulator.setup import job_of, refuse_jobs
@@ -71,6 +72,8 @@ class Scene:
     seed: int
     hardware: Hardware
     workers: int
+    table: Interference
+    """How those who share a worker get along."""
     profile: str
     jobs: tuple[Job, ...]
     origins: tuple[Origin, ...]
@@ -95,7 +98,14 @@ def scene_of(mix: Mix) -> Scene:
         origins.append(origin)
     refuse_jobs(jobs, hardware, config.workers)
     return Scene(
-        config.name, config.seed, hardware, config.workers, profile.name, tuple(jobs), tuple(origins)
+        config.name,
+        config.seed,
+        hardware,
+        config.workers,
+        table_on(hardware, profile),
+        profile.name,
+        tuple(jobs),
+        tuple(origins),
     )
 
 

@@ -348,6 +348,7 @@ class Simulation:
                 for segment, factor in zip(segments, factors, strict=True)
             )
         lane = Lane(self.next_lane, pipeline.name, pipeline.step, pipeline.phase, place, share, segments)
+        lane.base = pipeline.outlook.shape.base
         self.runs[lane.id] = Run(pipeline.name, place, engine, foreseen, bytes_, pipeline.outlook.shape.turns)
         pipeline.lanes.append(lane.id)
         for worker in place:

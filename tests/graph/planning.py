@@ -60,6 +60,7 @@ def job(
     priority: int = 0,
     max_slowdown: float | None = None,
     deadline: float | None = None,
+    base: str = "",
 ) -> Job:
     limit = 4096
     shape = PipelineShape(
@@ -77,6 +78,7 @@ def job(
         priority=priority,
         max_slowdown=max_slowdown,
         deadline=deadline,
+        base=base,
     )
 
     def lengths(step: int) -> np.ndarray:

@@ -15,9 +15,9 @@ from mixes import (
     Results,
     Watching,
     assert_nothing_is_left,
+    command_of,
     events,
     grandchildren,
-    command_of,
     learned,
     named,
     run_here,
@@ -59,7 +59,12 @@ def by_themselves(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Resul
     found: Results = {}
     for name, settings in runs.items():
         out = tmp_path_factory.mktemp("alone") / name
-        run(checked({"name": name, **settings, "workers": 2, "threads": 1, "device": "cpu"}), out, False, Watching())
+        run(
+            checked({"name": name, **settings, "workers": 2, "threads": 1, "device": "cpu"}),
+            out,
+            False,
+            Watching(),
+        )
         found[name] = outcome(out)
     return found
 

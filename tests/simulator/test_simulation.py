@@ -50,6 +50,7 @@ jobs = st.lists(
             "priority": st.integers(-1, 1),
             "max_slowdown": st.sampled_from([None, None, 1.0, 1.5]),
             "deadline": st.sampled_from([None, None, 10.0, 400.0]),
+            "base": st.sampled_from(["", "", "one", "other"]),
         }
     ),
     min_size=1,

@@ -1,0 +1,50 @@
+"""What a plan says of memory is what a pipeline needs: adapters little, a cache as much as it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jigsawrl.config.settings import LoraConfig, ModelConfig, TinyConfig
+from jigsawrl.config.shapes import spec_of, trained_parameters
+from jigsawrl.graph.known_models import dense
+from jigsawrl.graph.memory import memory
+from jigsawrl.model.lora import TARGETS, add_lora
+from jigsawrl.model.transformer import Transformer
+
+
+@pytest.mark.parametrize("targets", [TARGETS, *((target,) for target in TARGETS)])
+def test_the_plan_counts_the_parameters_that_adapters_really_have(targets: tuple[str, ...]) -> None:
+    lora = LoraConfig.model_validate({"rank": 3, "targets": targets})
+    config = ModelConfig(tiny=TinyConfig(), lora=lora)
+    model = Transformer(spec_of(config))
+    add_lora(model, lora.rank, lora.alpha, set(lora.targets), seed=0)
+    assert trained_parameters(config) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def test_adapters_fit_where_the_whole_model_does_not() -> None:
+    model = dense(7, "7B")
+    whole, adapters = (
+        memory(
+            model, sequences=8, tokens=1024, tp=1, workers=1, device_bytes=80e9, trained=trained, whole=True
+        )
+        for trained in (None, 40e6)
+    )
+    assert adapters.training < 40e9 < 100e9 < whole.training
+    assert adapters.rollout > model.weight_bytes
+
+
+def test_the_whole_model_is_trained_where_nothing_else_is_said() -> None:
+    assert trained_parameters(ModelConfig(path=str(Path("anywhere")))) is None
+
+
+def test_a_cache_whose_size_is_told_is_planned_with_it() -> None:
+    model = dense(1.5, "1.5B")
+    told, untold = (
+        memory(model, sequences=64, tokens=2048, cache_tokens=size, tp=1, workers=1, device_bytes=140e9)
+        for size in (10_000, None)
+    )
+    assert told.rollout == model.weight_bytes + 10_000 * model.kv_bytes_per_token
+    assert untold.rollout == model.weight_bytes + 64 * 2048 * model.kv_bytes_per_token
+    assert told.training == untold.training
