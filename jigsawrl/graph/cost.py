@@ -3,12 +3,12 @@
     a pass of decoding      a + b * sequences + c * sequences * mean context
     a pass over tokens      fixed + per_token * tokens + per_token_context * tokens * mean length
 
-Seconds, alone on whole workers. Coefficients are fitted (`fitting.py`), follow what a run measures (`updated`),
-carry their relative error, and are never negative. Measured at one width, they are carried to others by a rule:
-what grows with tokens shrinks with the number of workers, what is fixed does not, and what moves weights
-between host and device is each worker's part of them. Where a run keeps its state in host memory (`offloaded`), the
-fixed part of a pass over tokens is such a move. One engine spans `tp` workers; with another `tp` than was
-measured a pass costs its overhead and one reading of the weights, and the rest in proportion (a roofline).
+Seconds, alone on whole workers. Coefficients are fitted (`fitting.py`), follow what a run measures
+(`runtime/learning.py`), carry their relative error, and are never negative. Measured at one width, they are carried
+to others by a rule: what grows with tokens shrinks with the number of workers, what is fixed does not, and what moves
+weights between host and device is each worker's part of them. Where a run keeps its state in host memory
+(`offloaded`), the fixed part of a pass over tokens is such a move. One engine spans `tp` workers; with another `tp`
+than was measured a pass costs its overhead and one reading of the weights, and the rest in proportion (a roofline).
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from typing import Literal
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.shape import ModelShape
 
-Kind = Literal["decode", "prefill", "logprob", "ref", "grad", "optim", "sync"]
-"""Of a measurement."""
-
 ACHIEVED = 0.9
 """Part of the memory's peak bandwidth that a good kernel reaches: 4.3 of 4.8 TB/s on an H200."""
 PASS_OVERHEAD = 1.3e-3
@@ -32,15 +29,6 @@ OPTIMIZER_TRAFFIC = 28
 """Bytes of device memory that the optimizer reads and writes for a parameter."""
 UNKNOWN = 0.3
 """Relative error of what was derived and not measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One observation: how many sequences (decode) or tokens, with what mean context, took how long."""
-
-    amount: float
-    length: float
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +51,6 @@ class DecodeCost:
 
     def scaled(self, factor: float) -> DecodeCost:
         return replace(self, a=self.a * factor, b=self.b * factor, c=self.c * factor)
-
-    def updated(self, measured: Measured) -> DecodeCost:
-        """Follows a measurement of one pass."""
-        factor, error = follow(
-            self.pass_seconds(measured.amount, measured.length), measured.seconds, self.error
-        )
-        return replace(self.scaled(factor), error=error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +75,6 @@ class LinearCost:
             per_token=self.per_token * factor,
             per_token_context=self.per_token_context * factor,
         )
-
-    def updated(self, measured: Measured) -> LinearCost:
-        factor, error = follow(self.seconds(measured.amount, measured.length), measured.seconds, self.error)
-        return replace(self.scaled(factor), error=error)
-
-
-def follow(predicted: float, seconds: float, error: float) -> tuple[float, float]:
-    """By which factor to change a prediction after a measurement, and the new error.
-
-    What lies within the error moves it a little, what lies outside moves it fast, and no single measurement by
-    more than two thirds: a machine that gets slower is followed in a few steps, an outlier is forgotten in a few.
-    """
-    if not (math.isfinite(seconds) and seconds > 0 and predicted > 0):
-        return 1.0, error
-    off = min(max(math.log(seconds / predicted), -1.0), 1.0)
-    gain = min(max(abs(off) / (abs(off) + 3 * min(error, 0.1) + 1e-9), 0.1), 0.5)
-    return math.exp(gain * off), math.sqrt(0.8 * error**2 + 0.2 * (math.exp(abs(off)) - 1) ** 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,39 +172,6 @@ class Costs:
     def swap_seconds(self, bytes_: float) -> float:
         """Between host and device, one worker's part, pinned."""
         return bytes_ / self.hardware.host_bandwidth
-
-    def updated(
-        self, kind: Kind, measured: Measured, gpus: int | None = None, tp: int | None = None
-    ) -> Costs:
-        """Follows the measurement of a sub-stage at this width (where it was fitted, if not told)."""
-        gpus, tp = gpus or self.gpus, tp or self.tp
-        amount, length, seconds = measured.amount, measured.length, measured.seconds
-        known = self.errors.get(kind, UNKNOWN)
-        if kind == "decode":
-            predicted, error = self.decode(tp).pass_seconds(amount, length), self.decoding.error
-        elif kind == "prefill":
-            predicted, error = self.prefill_seconds(amount, length, tp), self.prefilling.error
-        elif kind == "optim":
-            predicted, error = self.optim_seconds(gpus), known
-        elif kind == "sync":
-            predicted, error = self.sync_seconds(gpus, tp), known
-        else:
-            cost: LinearCost = getattr(self, kind)
-            predicted, error = self._at(cost, gpus).seconds(amount, length), cost.error
-        factor, error = follow(predicted, seconds, error)
-        changed = replace(self, errors={**self.errors, kind: error})
-        if kind == "decode":
-            return replace(changed, decoding=replace(self.decoding.scaled(factor), error=error))
-        if kind == "prefill":
-            return replace(changed, prefilling=replace(self.prefilling.scaled(factor), error=error))
-        if kind == "optim":
-            return replace(changed, optim=self.optim * factor)
-        if kind == "sync":
-            return replace(changed, sync=self.sync * factor)
-        linear: LinearCost = replace(getattr(self, kind).scaled(factor), error=error)
-        if kind == "logprob":
-            return replace(changed, logprob=linear)
-        return replace(changed, ref=linear) if kind == "ref" else replace(changed, grad=linear)
 
     def on(self, hardware: Hardware) -> Costs:
         """Carried to other hardware by the roofline, and marked as derived.

@@ -26,16 +26,14 @@ class DecodeCurve:
 
     @classmethod
     def of(cls, remaining: Floats, context: Floats, cost: DecodeCost) -> DecodeCurve:
-        order = np.argsort(remaining, kind="stable")
+        order = remaining.argsort(kind="stable")
         left, behind = remaining[order].astype(float), context[order].astype(float)
-        count = len(left)
-        active = count - np.arange(count)
+        active = np.arange(len(left), 0, -1)
         behind_active = behind[::-1].cumsum()[::-1]
-        start = np.concatenate(([0.0], left[:-1])) if count else left
-        passes = left - start
-        new_tokens = (left**2 - start**2) / 2  # a pass counts half of the token it makes
-        pass_seconds = cost.a + cost.b * active + cost.c * behind_active
-        spans = passes * pass_seconds + cost.c * active * new_tokens
+        passes = left.copy()
+        passes[1:] -= left[:-1]
+        made = left - passes / 2  # on the mean of these passes; each counts half of the token it makes
+        spans = passes * (cost.a + cost.b * active + cost.c * (behind_active + active * made))
         return cls(left, behind, spans.cumsum(), cost)
 
     @property
@@ -48,6 +46,9 @@ class DecodeCurve:
 
     def seconds_at(self, passes: float) -> float:
         """Time of the first so many passes."""
+        ended = self._ended(passes)
+        if ended and self.remaining[ended - 1] == passes:
+            return float(self.seconds[ended - 1])
         return float(np.interp(passes, *self._knots()))
 
     def passes_at(self, seconds: float) -> float:
@@ -70,7 +71,9 @@ class DecodeCurve:
         start = 0.0
         for _ in range(3):  # the knee depends on the context there, which depends on the knee
             knee = self.cost.knee(self._mean_context(start))
-            start = self._passes_until(min(len(self.remaining), knee))
+            before, start = start, self._passes_until(min(len(self.remaining), knee))
+            if start == before:
+                break
         return start
 
     def _passes_until(self, count: int) -> float:
@@ -80,7 +83,7 @@ class DecodeCurve:
 
     def _mean_context(self, passes: float) -> float:
         alive = self.context[self._ended(passes) :]
-        return float(alive.mean() + passes) if len(alive) else passes
+        return float(alive.sum() / len(alive) + passes) if len(alive) else passes
 
     def after(self, passes: float) -> tuple[Floats, Floats]:
         """What is left of the survivors, and what they have behind them."""

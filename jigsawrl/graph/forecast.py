@@ -43,13 +43,20 @@ class Forecast:
 
     def after(self, lengths: Floats) -> Forecast:
         """The forecast when a step with these lengths is done."""
-        step = np.log(np.maximum(np.quantile(lengths, POINTS), 1.0))
-        return Forecast((*self.history, step)[-STEPS:], self.max_tokens)
+        last = len(lengths) - 1
+        step = np.log(np.maximum(np.interp(POINTS * last, np.arange(last + 1), np.sort(lengths)), 1.0))
+        return self.followed_by(Forecast((step,), self.max_tokens))
+
+    def followed_by(self, other: Forecast) -> Forecast:
+        """The forecast when the steps that the other remembers are done."""
+        return Forecast((*self.history, *other.history)[-STEPS:], self.max_tokens)
 
     def quantiles(self, level: float = 0.5) -> Floats:
         """Length at each of POINTS; `level` above one half gives a cautious forecast, for planning."""
         if level not in self._known:
-            foreseen = self._centre() + _deviate(level) * self.spread()
+            foreseen = self._centre()
+            if level != 0.5:
+                foreseen = foreseen + _deviate(level) * self.spread()
             self._known[level] = np.minimum(np.exp(foreseen), self.max_tokens)
         return self._known[level]
 
@@ -87,8 +94,8 @@ class Forecast:
         """Change of the log-length per step, one for all quantiles; only as far as the steps agree on it."""
         if len(self.history) < 3:
             return 0.0
-        centres = np.array([float(np.mean(step[32:96])) for step in self.history])
-        moves = np.diff(centres)
+        centres = np.stack(self.history)[:, 32:96].mean(axis=1)
+        moves = centres[1:] - centres[:-1]
         error = moves.std(ddof=1) / np.sqrt(len(moves))
         mean = float(moves.mean())
         return float(np.sign(mean) * max(0.0, abs(mean) - error))
@@ -101,9 +108,9 @@ class Forecast:
         return mean[None, :] + self._trend() * (mean_age - ages)[:, None]
 
     def _centre(self) -> Floats:
-        ages = np.arange(len(self.history))[::-1]
-        ahead = min(float((self._weights() * ages).sum()) + 1, FADED_STEPS)
-        mean = (self._weights()[:, None] * np.stack(self.history)).sum(axis=0)
+        weights, ages = self._weights(), np.arange(len(self.history))[::-1]
+        ahead = min(float((weights * ages).sum()) + 1, FADED_STEPS)
+        mean = (weights[:, None] * np.stack(self.history)).sum(axis=0)
         return np.maximum.accumulate(mean + self._trend() * ahead)
 
 

@@ -3,15 +3,15 @@
     speed = alone on that share  x  what each neighbour takes away
 
 What moves data over a link feels only who else does, and they divide it; what waits for a host feels nobody.
-1 is the speed alone on the whole worker. Both factors start from measurements (one H200, see `H200`) that are
-interpolated, and what a run observes replaces them.
+1 is the speed alone on the whole worker. Both factors are measurements (one H200, see `H200`), interpolated. Runs put
+them right: of every crowd that they have seen they know by how much it is faster or slower than that (`learned`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from typing import Literal
@@ -44,13 +44,13 @@ WORTH = 1.05
 """By so much another one on a worker must raise the total of their speeds."""
 FREELY = 1.5
 """Total speed of two on one worker from which on sharing is as good as having it alone."""
-MEMORY = 0.7
-"""How much of an observed speed is kept when the same situation is observed again."""
+NEGLIGIBLE = 0.05
+"""Part of its speed that one may lose to a neighbour and be called undisturbed: no more than what runs err by."""
 
 Curve = tuple[tuple[float, float], ...]
 """Points (x, y), x rising; straight in between."""
-Situation = tuple[Signature, int, tuple[tuple[Signature, int], ...]]
-"""A signature, its share in levels, and its neighbours with theirs."""
+Crowd = tuple[Signature, tuple[Signature, ...]]
+"""What runs, and beside what, in the order of the alphabet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,15 @@ class Occupant:
 
 
 @dataclass(frozen=True, slots=True)
+class Felt:
+    """What runs have seen of a crowd: a factor of the speed that the curves give it, and how often they saw it."""
+
+    factor: float
+    times: float
+    """A phase counts by the part of it that was spent in this crowd."""
+
+
+@dataclass(frozen=True, slots=True)
 class Interference:
     """The table. `beside[a, b]` gives what n neighbours of signature b leave of a's speed."""
 
@@ -69,7 +78,7 @@ class Interference:
     source: str
     alone: Mapping[Signature, Curve]
     beside: Mapping[tuple[Signature, Signature], Curve]
-    observed: Mapping[Situation, float] = field(default_factory=dict)
+    learned: Mapping[Crowd, Felt] = field(default_factory=dict)
 
     def speed(self, of: Occupant, neighbours: Sequence[Occupant] = ()) -> float:
         """Relative to running alone on the whole worker."""
@@ -77,33 +86,15 @@ class Interference:
             return 1.0
         if of.signature == "link":
             return at(self.beside["link", "link"], sum(n.signature == "link" for n in neighbours))
-        felt = [n for n in neighbours if n.signature not in ("host", "link")]
-        known = self.observed.get(situation(of, felt)) if self.observed else None
-        if known is not None:
-            return known
+        felt = sorted([n.signature for n in neighbours if n.signature not in ("host", "link")])
         speed = at(self.alone[of.signature], of.share)
-        for signature in sorted({n.signature for n in felt}):
-            count = sum(n.signature == signature for n in felt)
-            speed *= at(self.beside[of.signature, signature], count)
-        return speed
-
-    def learned(self, of: Occupant, neighbours: Sequence[Occupant], speed: float) -> Interference:
-        """The table after a run has observed this speed."""
-        key = situation(of, [n for n in neighbours if n.signature not in ("host", "link")])
-        before = self.observed.get(key, speed)
-        return replace(self, observed={**self.observed, key: MEMORY * before + (1 - MEMORY) * speed})
+        for signature in sorted(set(felt)):
+            speed *= at(self.beside[of.signature, signature], felt.count(signature))
+        known = self.learned.get((of.signature, tuple(felt))) if self.learned else None
+        return speed if known is None else min(1.0, speed * known.factor)
 
     def __hash__(self) -> int:
         return id(self)
-
-
-def situation(of: Occupant, neighbours: Sequence[Occupant]) -> Situation:
-    others = sorted((n.signature, level(n.share)) for n in neighbours)
-    return of.signature, level(of.share), tuple(others)
-
-
-def level(share: float) -> int:
-    return max(1, round(share * LEVELS))
 
 
 def at(curve: Curve, x: float) -> float:
@@ -180,10 +171,10 @@ def mix_freely(table: Interference) -> bool:
 
 @lru_cache(maxsize=64)
 def undisturbed(table: Interference) -> bool:
-    """Whether those on a worker divide it and lose nothing by that."""
-    half = Occupant("compute", 0.5)
+    """Whether those on a worker divide it and lose next to nothing by that."""
+    half, least = Occupant("compute", 0.5), 1 - NEGLIGIBLE
     both = table.speed(half, [half])
-    return both == table.speed(half) and 2 * both >= table.speed(Occupant("compute", 1.0))
+    return both >= least * table.speed(half) and 2 * both >= least * table.speed(Occupant("compute", 1.0))
 
 
 @lru_cache(maxsize=64)

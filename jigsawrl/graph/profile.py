@@ -2,7 +2,8 @@
 
 A profile is one JSON file. Of each workload it holds the model's numbers, the lengths of each logged step as
 quantiles (close together in the tail, where stragglers are), and fitted coefficients; and where it all comes from.
-A profile may also stand on another one: the same workloads, carried to other hardware.
+It may hold an interference table of its hardware (`interference_file.py`). A profile may also stand on another one:
+the same workloads, carried to other hardware.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from jigsawrl import durable
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.cost import Costs, DecodeCost, LinearCost
 from jigsawrl.graph.hardware import HARDWARE, Hardware, hardware_named
+from jigsawrl.graph.interference import Interference, table_of
+from jigsawrl.graph.interference_file import table_in, table_out
 from jigsawrl.graph.known_models import model_given
 from jigsawrl.graph.shape import ModelShape, PipelineShape
 
@@ -106,6 +109,8 @@ class Profile:
     """Whether its costs were carried over from other hardware."""
     decoding: Mapping[str, tuple[int, DecodeCost]] = field(default_factory=dict)
     """Decode passes measured on this very hardware, by model, with their tp: what derived costs are set by."""
+    interference: Interference | None = None
+    """What was measured of sharing this hardware, where anything was."""
 
     def workload(self, name: str) -> Workload:
         try:
@@ -157,6 +162,13 @@ def builtin_profiles() -> tuple[str, ...]:
     )
 
 
+def table_on(hardware: Hardware, known: Profile | None) -> Interference:
+    """How sub-stages get along on such workers: as the profile has it, if it is of the same kind."""
+    if known is not None and known.interference is not None and known.hardware.name == hardware.name:
+        return known.interference
+    return table_of(hardware.name)
+
+
 def write_profile(profile: Profile, path: Path) -> None:
     """All of it or nothing."""
     document = {
@@ -168,6 +180,8 @@ def write_profile(profile: Profile, path: Path) -> None:
         "levels": [_short(each) for each in LEVELS],
         "workloads": {name: _workload_out(each) for name, each in profile.workloads.items()},
     }
+    if profile.interference is not None:
+        document["interference"] = table_out(profile.interference)
     lines = json.dumps(document, indent=1, allow_nan=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -266,12 +280,14 @@ def _profile(document: dict[str, Any], where: str) -> Profile:
         }
         if not workloads:
             raise JigsawError(f"{where}: holds no workload")
+        table = document.get("interference")
         return Profile(
             str(document["name"]),
             str(document["source"]),
             hardware,
             workloads,
             bool(document.get("derived", False)),
+            interference=table_in(table, f"{where}, interference") if table is not None else None,
         )
     except KeyError as error:
         raise JigsawError(f"{where}: lacks the key {error}; make it anew with 'jigsaw fit'") from None

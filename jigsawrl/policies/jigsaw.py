@@ -98,6 +98,8 @@ class Jigsaw:
     def _waiting(self, state: State, urgent: Pipeline | None) -> list[Pipeline]:
         """Who may start: the one that must, or all, those with the longest work before them first."""
         ready = state.ready()
+        if len(ready) < 2:
+            return ready
         must = [p for p in ready if p is urgent] or [p for p in ready if late(state, p)]
         return must[:1] or sorted(
             ready, key=lambda p: (-p.outlook.shape.priority, -state.left_alone(p), p.name)
@@ -129,10 +131,14 @@ class Jigsaw:
         closed = {w for lane in state.running(urgent) for w in lane.workers} if urgent else set()
         planner = Planner(state, waiting, closed, self.fill)
         moves: list[Migrate] = []
-        if self.merge:
+        if self.merge and state.survivors:
             spread = sorted(state.unfinished(), key=lambda p: (-len(p.lanes), p.name))
             moves = [move for found in [self._moves(state, p) for p in spread] for move in found][:MOVES]
-        if not self.lookahead or all(state.phase_seconds(p) < SHORT for p in waiting):
+        if (
+            not self.lookahead
+            or (not moves and merely_divided(state.table))
+            or all(state.phase_seconds(p) < SHORT for p in waiting)
+        ):
             return planner.after(moves[0]).actions if moves else planner.plan(waiting).actions
         must = late(state, waiting[0]) or not state.lanes.lanes
         return self._best(state, planner, moves, must)
@@ -144,8 +150,6 @@ class Jigsaw:
         worker merely divide it, only moves are thought of: nothing is won by holding anybody back.
         """
         divided = merely_divided(state.table)
-        if divided and not moves:
-            return planner.plan(planner.waiting).actions
         few = phases_left(state) <= FEW and len(state.unfinished()) <= FEW_PIPELINES and not divided
         until = float("inf") if few else state.now + self._horizon(state)
         now = Forward(state)
@@ -201,7 +205,8 @@ def phases_left(state: State) -> int:
 
 def late(state: State, pipeline: Pipeline) -> bool:
     """Whether it has waited so long that it goes first now."""
-    return state.now - pipeline.since > PATIENCE * pipeline.outlook.solo_seconds(len(pipeline.home))
+    waited = state.now - pipeline.since
+    return waited > 0 and waited > PATIENCE * pipeline.outlook.solo_seconds(len(pipeline.home))
 
 
 def doubt(state: State) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,8 +21,7 @@ from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.fits import refuse_what_cannot_fit
 from jigsawrl.graph.hardware import Hardware
-from jigsawrl.graph.interference import table_of
-from jigsawrl.graph.profile import Profile, Workload, load_profile, write_profile
+from jigsawrl.graph.profile import Profile, Workload, load_profile, table_on, write_profile
 from jigsawrl.pipeline.base import base_folder
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.runtime.control import Control
@@ -86,9 +86,11 @@ def _run(
     device, count = kind_of(shares), len(shares.workers)
     worker = shares.hardware().limited(mix.config.memory)
     configs = {name: own_config(mix, name, device) for name in mix.config.pipelines}
-    known = workloads_of(mix.config.profile)
+    known = known_before(mix.config.profile)
+    workloads = known.workloads if known else {}
     members = {
-        name: member_of(mix, name, config, out, worker, known.get(name)) for name, config in configs.items()
+        name: member_of(mix, name, config, out, worker, workloads.get(name))
+        for name, config in configs.items()
     }
     refuse_what_cannot_fit([member.outlook for member in members.values()], worker, count)
     out.mkdir(parents=True, exist_ok=True)
@@ -107,6 +109,7 @@ def _run(
         workers=count,
         pipelines=list(members),
         hardware=asdict(worker),
+        units=len(shares.workers[0]),
     )
     control = Control(out)
 
@@ -115,11 +118,14 @@ def _run(
         remember_submitted(out, request)
         return member
 
-    mind = Mind(policy, table_of(worker.name), count, worker.device_bytes)
+    table = table_on(worker, known)
+    mind = Mind(policy, table, count, worker.device_bytes, len(shares.workers[0]))
     scheduler = Scheduler(members, mind, shares, store, log, progress, resume, control, admit)
+    gc.freeze()  # what is there by now stays, and need not be looked through again and again
     try:
         scheduler.run()
     finally:
+        gc.unfreeze()
         control.close()
         log.emit("end", work=scheduler.work.seconds, messages=scheduler.work.messages)
         log.close()
@@ -237,9 +243,9 @@ def submitted(mix: Mix, request: dict[str, Any], out: Path, worker: Hardware, de
     return member
 
 
-def workloads_of(profile: str) -> Mapping[str, Workload]:
+def known_before(profile: str) -> Profile | None:
     """What an earlier run learned, where the run file names its profile."""
-    return load_profile(profile).workloads if is_profile_file(profile) else {}
+    return load_profile(profile) if is_profile_file(profile) else None
 
 
 def member_of(
@@ -256,7 +262,9 @@ def save_what_was_learned(mind: Mind, worker: Hardware, out: Path) -> None:
     learned = {name: workload for name, workload in found.items() if workload is not None}
     if learned:
         source = "measured while these pipelines ran, alone and beside each other"
-        write_profile(Profile(out.name, source, worker, learned), out / PROFILE)
+        table = mind.followed_table()
+        profile = Profile(out.name, source, worker, learned, interference=table if table.learned else None)
+        write_profile(profile, out / PROFILE)
 
 
 def outcome_of(scheduler: Scheduler, out: Path) -> Outcome:

@@ -21,6 +21,7 @@ from jigsawrl.graph.lanes import Segment
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.graph.profile import Workload, quantiles
 from jigsawrl.policies.state import Phase
+from jigsawrl.runtime.company import Company
 from jigsawrl.runtime.messages import Over
 
 STEPS = 8
@@ -31,8 +32,11 @@ LEAST = 0.25
 """Weight of what was seen last against all that was known before; of the first few, that of a mean."""
 CPU = "cpu"
 """There a process knows how long it was at work itself; elsewhere its time beside others says nothing of it alone."""
-BETWEEN_S = 2.0
-"""Phases that end sooner after each other are learned from together: that takes milliseconds."""
+ENOUGH = 2
+"""Times that a kind of phase must have been learned from alone, before what others do to it is."""
+BETWEEN_S, SELDOM = 2.0, 3
+"""Phases that end sooner after each other are learned from together, for that takes a millisecond; so many times as
+long where they were learned from as often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +47,31 @@ class Seen:
     seconds: float
     alone: bool
     """Nobody else was on its workers."""
+    by_turns: bool = False
+    """Who was took turns with it: then it was at work for as long as it is alone, on a CPU."""
+    company: Company = field(default_factory=Company)
 
     @property
     def busy(self) -> float:
-        return max(self.over.busy, default=0.0)
+        return min(max(self.over.busy, default=0.0), max(0.0, self.seconds - self.over.tool_seconds))
 
     @property
     def overhead(self) -> float:
         """Seconds in which its workers had nothing to do: its driver was at work, and messages under way."""
         return max(0.0, self.seconds - self.busy - self.over.tool_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A phase by which the outlook was put right."""
+
+    company: Company
+    present: float
+    """Seconds in which it did not stand still, and did not wait for tools."""
+    took: float
+    """Seconds of those in which it was at work."""
+    alone: float | None
+    """What that is alone; None where it was never measured."""
 
 
 @dataclass(slots=True)
@@ -67,18 +87,20 @@ class Learned:
     """When it last followed what was seen."""
     times: dict[Phase, int] = field(default_factory=dict)
     """How often it did."""
+    times_alone: dict[Phase, int] = field(default_factory=dict)
+    """How often by phases that were alone."""
 
-    def ended(self, phase: Seen, now: float) -> bool:
-        """Whether another outlook came of it."""
+    def ended(self, phase: Seen, now: float) -> Followed | None:
+        """None where no other outlook came of it."""
         kind = phase.over.phase
         self.seen[kind].append(phase)
-        if now - self.renewed.get(kind, float("-inf")) < BETWEEN_S:
-            return False
+        between = BETWEEN_S * min(self.times.get(kind, 1), SELDOM)
+        if now - self.renewed.get(kind, float("-inf")) < between:
+            return None
         self.renewed[kind] = now
-        self._follow(kind)
-        return True
+        return self._follow(kind)
 
-    def _follow(self, kind: Phase) -> None:
+    def _follow(self, kind: Phase) -> Followed:
         """What these phases needed is held against what was foreseen for lengths as they turned out."""
         seen, self.seen[kind] = self.seen[kind], []
         self.times[kind] = self.times.get(kind, 0) + 1
@@ -96,19 +118,45 @@ class Learned:
                 guessed = (
                     weight == 1 and outlook.costs.derived
                 )  # nothing was measured before, here or elsewhere
-                forecast = as_it_was if guessed else forecast.after(lengths)
+                forecast = as_it_was if guessed else forecast.followed_by(as_it_was)
                 self.steps_seen = [*self.steps_seen, lengths][-STEPS:]
             known = Outlook(shape, outlook.costs, outlook.hardware, as_it_was)
             expected = _at_work(known.engine(last.engines, 1).segments)
         else:
             tokens = float(self.steps_seen[-1].mean()) * shape.sequences if self.steps_seen else None
             expected = _at_work(outlook.training(len(last.busy), tokens))
-        costs, alone = outlook.costs, [each for each in seen if each.alone]
-        if own := seen if outlook.hardware.name == CPU else alone:
+        found = self._held_against(expected, seen[-1])
+        costs = self._costs_after(kind, seen, expected, weight)
+        if kind == "rollout":
+            self.outlook = Outlook(shape, costs, outlook.hardware, forecast)
+        else:
+            self.outlook = outlook.with_training(costs)
+        return found
+
+    def _held_against(self, expected: float, phase: Seen) -> Followed:
+        """A phase, and what it was thought to take alone."""
+        kind, costs = phase.over.phase, self.outlook.costs
+        known = not costs.derived or self.times_alone.get(kind, 0) >= ENOUGH
+        present = phase.seconds - phase.over.tool_seconds - phase.company.paused
+        took = present - (costs.rollout_fixed_seconds if kind == "rollout" else costs.sync)
+        if self.outlook.hardware.name == CPU:
+            took = phase.busy
+        return Followed(phase.company, present, took, expected if known else None)
+
+    def _costs_after(self, kind: Phase, seen: list[Seen], expected: float, weight: float) -> Costs:
+        """Phases that were alone are at work for what they take alone, and so are those that took turns. On a CPU any
+        is better than none."""
+        costs, own, alone = self.outlook.costs, seen, [each for each in seen if each.alone]
+        times = self.times_alone.get(kind, 0) + bool(alone)
+        of_alone = max(1 / max(times, 1), LEAST)
+        if not seen[-1].by_turns and (times or self.outlook.hardware.name != CPU):
+            own, weight = alone, of_alone
+        if own:
             costs = followed(costs, kind, fmean(each.busy for each in own), expected, weight)
         if alone:
-            costs = with_overhead(costs, kind, fmean(each.overhead for each in alone), weight)
-        self.outlook = Outlook(shape, costs, outlook.hardware, forecast)
+            self.times_alone[kind] = times
+            costs = with_overhead(costs, kind, fmean(each.overhead for each in alone), of_alone)
+        return costs
 
     def workload(self) -> Workload | None:
         """What was learned, for the next run; None before its first step."""
@@ -134,8 +182,15 @@ class Learned:
             tp=1,
             quantiles=tuple(map(quantiles, self.steps_seen)),
             reconstructed=False,
-            costs=replace(outlook.costs, source="measured by a run of these pipelines", derived=False),
+            costs=self._measured(outlook.costs),
         )
+
+    def _measured(self, costs: Costs) -> Costs:
+        """For the next run; as they were where nothing of them was measured."""
+        alone = all(kind in self.times_alone for kind in self.times)
+        if self.outlook.hardware.name != CPU and not alone:
+            return costs
+        return replace(costs, source="measured by a run of these pipelines", derived=False)
 
 
 def _drawn(known: float, seen: float, weight: float) -> float:

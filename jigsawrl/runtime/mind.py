@@ -24,7 +24,8 @@ from jigsawrl.policies.state import (
     Swap,
     Woken,
 )
-from jigsawrl.runtime.learning import Learned, Seen
+from jigsawrl.runtime.company import Company, after
+from jigsawrl.runtime.learning import BETWEEN_S, Followed, Learned, Seen
 from jigsawrl.runtime.memory import Memory
 from jigsawrl.runtime.messages import At, Began, Loads, Over
 from jigsawrl.runtime.world import World
@@ -97,6 +98,8 @@ class Mind:
     table: Interference
     workers: int
     device_bytes: float
+    units: int = 1
+    """Parts of a worker that can be held apart."""
     world: World = field(init=False)
     thoughts: dict[str, Thought] = field(default_factory=dict)
     memory: Memory = field(init=False)
@@ -104,9 +107,13 @@ class Mind:
     """Pipelines that wait for room to be set up."""
     events: list[Event] = field(default_factory=list)
     """That nothing was decided on yet."""
+    felt: list[Followed] = field(default_factory=list)
+    """Phases that the table does not know of yet."""
+    felt_at: float = float("-inf")
+    """When the table last followed."""
 
     def __post_init__(self) -> None:
-        self.world = World(self.table, self.workers, self.device_bytes)
+        self.world = World(self.table, self.workers, self.device_bytes, self.units)
         self.memory = Memory(self.device_bytes)
 
     def join(self, name: str, outlook: Outlook) -> None:
@@ -136,6 +143,11 @@ class Mind:
                 self._forget(name)
                 gone = self.world.leave(name) if name in self.world.pipelines else Woken()
                 self.events.append(gone)
+
+    def indifferent(self) -> bool:
+        """Whether it makes no difference what engines are at: only shares are left to choose, and workers are shared
+        by turns whatever they are."""
+        return self.world.by_turns and self.world.settled()
 
     def decide(self, everyone: bool = True) -> list[Action]:
         """What to do, as if it were done. Where not everyone is there who should be, only to set them up.
@@ -216,8 +228,12 @@ class Mind:
         thought = self.thoughts[name]
         now = self.world.lanes.now
         self.events += self.world.over(name)
-        if thought.learned.ended(Seen(over, now - thought.since, thought.alone), now):
+        company = self.world.company.pop(name, Company())
+        seen = Seen(over, now - thought.since, thought.alone, self.world.by_turns, company)
+        followed = thought.learned.ended(seen, now)
+        if followed is not None:
             self.world.forecast(name, thought.learned.outlook)
+            self._feel(followed, now)
         if over.phase == "rollout":
             self._could_start(name, "training", over.step)
         elif over.step < self.world.pipelines[name].steps:
@@ -225,6 +241,22 @@ class Mind:
         else:
             thought.could = None
             self.events.append(self.world.leave(name))
+
+    def _feel(self, phase: Followed, now: float) -> None:
+        """The table follows phases that were in company, a few at a time: what was reckoned with it is void then."""
+        if phase.company.crowds and not phase.company.unclear and phase.alone is not None:
+            self.felt.append(phase)
+        if self.felt and now - self.felt_at > BETWEEN_S:
+            self.felt_at = now
+            self.world.lanes.use(self.followed_table())
+
+    def followed_table(self) -> Interference:
+        """The table, with all that was seen so far."""
+        for phase in self.felt:
+            if phase.alone is not None:
+                self.table = after(self.table, phase.company, phase.present, phase.took, phase.alone)
+        self.felt.clear()
+        return self.table
 
     def _forget(self, name: str) -> None:
         self.thoughts[name].could = None

@@ -12,10 +12,9 @@ from jigsawrl.config.runfile import read_run_file, validated
 from jigsawrl.config.runfolder import RESOLVED
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.hardware import Hardware
-from jigsawrl.graph.interference import table_of
-from jigsawrl.graph.profile import Workload
+from jigsawrl.graph.profile import Workload, table_on
 from jigsawrl.policies.named import POLICIES
-from jigsawrl.runtime.launch import submitted_entries, workloads_of
+from jigsawrl.runtime.launch import known_before, submitted_entries
 from jigsawrl.runtime.learning import first_outlook
 from jigsawrl.runtime.mind import Mind, read, written_action
 from jigsawrl.telemetry import jsonl
@@ -90,10 +89,11 @@ class Again:
     def __post_init__(self) -> None:
         worker = Hardware(**self.start["hardware"])
         policy = POLICIES[self.start["policy"]]
-        self.mind = Mind(policy, table_of(worker.name), self.start["workers"], worker.device_bytes)
-        known = workloads_of(checked_mix(read_run_file(self.run / RESOLVED)).profile)
+        known = known_before(checked_mix(read_run_file(self.run / RESOLVED)).profile)
+        table, units = table_on(worker, known), self.start.get("units", 1)
+        self.mind = Mind(policy, table, self.start["workers"], worker.device_bytes, units)
         for name in self.start["pipelines"]:
-            self.join(name, known.get(name))
+            self.join(name, known.workloads.get(name) if known else None)
 
     def join(self, name: str, known: Workload | None = None) -> None:
         asked = checked_mix(read_run_file(self.run / RESOLVED))

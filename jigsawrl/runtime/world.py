@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jigsawrl.graph.batch import Batch
-from jigsawrl.graph.interference import Interference
+from jigsawrl.graph.interference import CORES, Interference
 from jigsawrl.graph.lanes import Lane, Lanes, Segment
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.state import (
@@ -29,6 +29,7 @@ from jigsawrl.policies.state import (
     State,
     Survivors,
 )
+from jigsawrl.runtime.company import Company, note
 from jigsawrl.telemetry.events import Substage
 
 SHORT = 1e-3
@@ -71,10 +72,14 @@ class OnDemand(Mapping[int, Survivors]):
 
 
 class World:
-    """`home` of every pipeline are all workers."""
+    """`home` of every pipeline are all workers. A worker has so many `units` that can be held apart."""
 
-    def __init__(self, table: Interference, workers: int, device_bytes: float) -> None:
+    def __init__(self, table: Interference, workers: int, device_bytes: float, units: int = 1) -> None:
         self.lanes = Lanes(table, workers)
+        self.by_turns_above = units if table.name == CORES.name else 1 << 30
+        """Of more on a worker it is known how they share it: as cores are, by turns."""
+        self.company: dict[str, Company] = {}
+        """Of every running phase."""
         self.pipelines: dict[str, Pipeline] = {}
         self.running: dict[int, Running] = {}
         self.held = [0.0] * workers
@@ -86,19 +91,36 @@ class World:
     def workers(self) -> Place:
         return tuple(range(len(self.alive)))
 
+    @property
+    def by_turns(self) -> bool:
+        """Whether whoever shares a worker can only take turns: nobody has to learn what that does."""
+        return self.by_turns_above == 1
+
     def advance(self, now: float) -> None:
+        elapsed = max(now - self.lanes.now, 0.0)
+        if elapsed > 0 and not self.by_turns:
+            note(self.company, self.lanes, elapsed, self.by_turns_above)
         self.lanes.drift(max(now, self.lanes.now), OVERDUE)
 
     def state(self) -> State:
         """A policy must not change it."""
         return State(
             now=self.lanes.now,
-            lanes=self.lanes.copy(),
+            lanes=self.lanes,
             pipelines=self.pipelines,
             device_bytes=self.device_bytes,
             held=self.held,
             alive=self.alive,
             survivors=OnDemand(self),
+        )
+
+    def settled(self) -> bool:
+        """Whether nobody waits to start, stands still, or is in a hurry."""
+        shapes = [pipeline.outlook.shape for pipeline in self.pipelines.values()]
+        return not (
+            any(pipeline.status == "ready" for pipeline in self.pipelines.values())
+            or any(lane.paused for lane in self.lanes.lanes.values())
+            or any(shape.deadline is not None or shape.max_slowdown is not None for shape in shapes)
         )
 
     def kind(self, key: int) -> Substage:
@@ -193,6 +215,7 @@ class World:
 
     def start(self, action: Start) -> None:
         pipeline = self.pipelines[action.pipeline]
+        self.company[action.pipeline] = Company()
         outlook = pipeline.outlook
         if pipeline.phase == "rollout":
             count, width = len(action.places), len(action.places[0])
@@ -233,6 +256,7 @@ class World:
         self.next_lane += 1
         steps = tuple(segment for segment in segments if segment.seconds > 0) or (Segment("decode", SHORT),)
         lane = Lane(self.next_lane, pipeline.name, pipeline.step, pipeline.phase, place, share, steps)
+        lane.base = pipeline.outlook.shape.base
         self.running[lane.id] = running
         pipeline.lanes.append(lane.id)
         for worker in place:

@@ -1,6 +1,8 @@
-"""The interference table against what was measured, and how it learns."""
+"""The interference table against what was measured, and what runs have learned of it."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,11 +12,15 @@ from jigsawrl.graph.interference import (
     CORES,
     H200,
     LEVELS,
+    Felt,
+    Interference,
     Occupant,
     Signature,
     at,
     best_shares,
+    merely_divided,
     side_by_side,
+    undisturbed,
 )
 
 SHARING: list[Signature] = ["compute", "bulk", "tail"]
@@ -72,16 +78,29 @@ def test_more_of_a_worker_never_makes_slower_and_more_neighbours_never_faster(
     assert H200.speed(small, [*neighbours, Occupant("tail", 0.1)]) <= H200.speed(small, neighbours)
 
 
-def test_what_a_run_observes_replaces_the_prior_and_is_followed() -> None:
-    tail, training = Occupant("tail", 0.25), Occupant("compute", 0.75)
+@given(factor=st.floats(0.01, 100), share=st.integers(1, LEVELS))
+def test_what_runs_have_learned_of_a_crowd_is_a_factor_of_its_speed_alone(factor: float, share: int) -> None:
+    tail, training = Occupant("tail", share / LEVELS), Occupant("compute", 0.75)
+    table = replace(H200, learned={("tail", ("compute",)): Felt(factor, 1.0)})
     prior = H200.speed(tail, [training])
-    table = H200.learned(tail, [training], 0.9)
-    assert table.speed(tail, [training]) == pytest.approx(0.9)
-    for _ in range(20):
-        table = table.learned(tail, [training], 0.4)
-    assert table.speed(tail, [training]) == pytest.approx(0.4, abs=0.01)
-    assert H200.speed(tail, [training]) == prior, "the table that was there stays as it was"
-    assert table.speed(tail, [Occupant("bulk", 0.75)]) == H200.speed(tail, [Occupant("bulk", 0.75)])
+    assert table.speed(tail, [training]) == pytest.approx(min(1.0, factor * prior))
+    assert table.speed(tail, [training, Occupant("host", 1.0)]) == table.speed(tail, [training])
+    for others in ([], [Occupant("bulk", 0.75)], [training, training]):
+        assert table.speed(tail, others) == H200.speed(tail, others)
+
+
+def test_who_loses_next_to_nothing_to_a_neighbour_is_undisturbed_and_who_gains_divides_more_than_there_is() -> (
+    None
+):
+    def cores(factor: float) -> Interference:
+        return replace(CORES, learned={("compute", ("compute",)): Felt(factor, 1.0)})
+
+    assert undisturbed(cores(0.97))
+    assert merely_divided(cores(0.97))
+    assert not undisturbed(cores(0.9))
+    assert undisturbed(cores(1.6))
+    assert not merely_divided(cores(1.6))
+    assert not undisturbed(H200)
 
 
 def test_a_tail_beside_training_gets_a_small_share_and_both_gain() -> None:

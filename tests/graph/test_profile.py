@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from test_verl_log import PLAIN, log
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.fit import fit_folder
+from jigsawrl.graph.interference import CORES, H200, Felt
 from jigsawrl.graph.predict import StepWork, stage_seconds
-from jigsawrl.graph.profile import builtin_profiles, load_profile, write_profile
+from jigsawrl.graph.profile import builtin_profiles, load_profile, table_on, write_profile
 from jigsawrl.graph.rollout import rollout_seconds
 
 
@@ -40,6 +42,40 @@ def test_a_profile_is_the_same_after_writing_and_reading(tmp_path):
     assert again.costs("gsm8k_qwen3-4b").decoding.a == pytest.approx(workload.costs.decoding.a, rel=1e-5)
     write_profile(again, tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+
+
+def test_a_profile_keeps_what_was_learned_of_sharing_its_hardware_and_only_of_that(tmp_path):
+    fitted = fit_folder(write(tmp_path))
+    learned = {("tail", ("bulk", "compute")): Felt(0.8, 3.5), ("compute", ("compute",)): Felt(1.25, 1.0)}
+    table = replace(H200, learned=learned)
+    write_profile(replace(fitted, interference=table), tmp_path / "mine.json")
+    again = load_profile(tmp_path / "mine.json")
+    assert again.interference == table
+    assert table_on(again.hardware, again) == table
+    assert table_on(replace(again.hardware, name="cpu"), again) is CORES
+    assert table_on(again.hardware, None) is table_on(again.hardware, fitted) is H200
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "said"),
+    [
+        ("alone", {"tail": [[0.5, 0.5], [0.2, 1.0]]}, "from left to right"),
+        ("alone", {"bulk": [[0.0, 1.5]]}, "nothing is faster"),
+        ("beside", {"tail beside tail": [[0, -1]]}, "-1 is no speed"),
+        ("learned", {"tail beside magic": {"factor": 1.0, "times": 1.0}}, "'magic' binds no sub-stage"),
+        ("learned", {"tail beside tail": {"factor": 0.0, "times": 1.0}}, "0.0 is no speed"),
+        ("learned", {"tail beside tail": {"times": 1.0}}, "lacks the key 'factor'"),
+        ("alone", None, "damaged"),
+    ],
+)
+def test_a_table_that_gives_no_speeds_is_refused(tmp_path, part, change, said):
+    path = tmp_path / "mine.json"
+    write_profile(replace(fit_folder(write(tmp_path)), interference=H200), path)
+    document = json.loads(path.read_text())
+    document["interference"][part] = {**document["interference"][part], **change} if change else None
+    path.write_text(json.dumps(document))
+    with pytest.raises(JigsawError, match=said):
+        load_profile(path)
 
 
 def test_a_folder_of_logs_or_one_log_is_fitted_too(tmp_path):

@@ -39,8 +39,8 @@ def step(truth: Outlook, lengths: np.ndarray, overhead: float) -> tuple[Seen, Se
     rollout = Over("rollout", 1, (busy["rollout"],) * ENGINES, ENGINES, told)
     training = Over("training", 1, (busy["training"],) * ENGINES, ENGINES)
     return (
-        Seen(rollout, busy["rollout"] + overhead, alone=True),
-        Seen(training, busy["training"] + overhead, alone=True),
+        Seen(rollout, busy["rollout"] + overhead, alone=True, by_turns=True),
+        Seen(training, busy["training"] + overhead, alone=True, by_turns=True),
     )
 
 
@@ -81,9 +81,10 @@ def test_one_slow_phase_among_many_is_no_new_truth() -> None:
     learned = Learned(outlook(lengths))
     rollout, _ = step(truth, lengths, overhead=0.0)
     for number in range(6):
-        learned.ended(rollout, now=2.0 * number)
-    slow = Seen(Over("rollout", 7, (50 * max(rollout.over.busy),) * 2, 2, rollout.over.lengths), 1e3, False)
-    learned.ended(slow, now=20.0)
+        assert learned.ended(rollout, now=3 * BETWEEN_S * number)
+    over = replace(rollout.over, step=7, busy=(50 * max(rollout.over.busy),) * 2)
+    slow = Seen(over, 1e3, alone=False, by_turns=True)
+    learned.ended(slow, now=3 * BETWEEN_S * 6)
     assert at_work(learned.outlook, "rollout") < 1.5 * at_work(truth, "rollout")
     assert learned.outlook.costs.errors["rollout"] > 0.3, "but it is distrusted"
 
@@ -93,6 +94,7 @@ def test_on_a_gpu_a_phase_beside_others_says_nothing_of_its_time_alone() -> None
     known = outlook(lengths)
     learned = Learned(Outlook(known.shape, known.costs, WORKER, known.forecast))
     rollout, _ = step(outlook(lengths, slower=3.0), lengths, overhead=0.0)
+    rollout = replace(rollout, by_turns=False)
     learned.ended(replace(rollout, alone=False), now=1.0)
     assert at_work(learned.outlook, "rollout") == pytest.approx(at_work(known, "rollout"))
     learned.ended(rollout, now=9.0)

@@ -15,6 +15,8 @@ from jigsawrl.graph.interference import CORES
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.state import Event, Migrate, Pause, Resize, Resume, Start, Woken
+from jigsawrl.runtime.messages import Began
+from jigsawrl.runtime.mind import Mind
 from jigsawrl.runtime.world import World
 from jigsawrl.telemetry.events import Substage
 
@@ -39,7 +41,7 @@ class Beliefs(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(CORES, WORKERS, WORKER.device_bytes)
+        self.world = World(CORES, WORKERS, WORKER.device_bytes, units=2)
         self.happened: list[Event] = []
 
     def status(self, name: str) -> str | None:
@@ -136,3 +138,16 @@ class Beliefs(RuleBasedStateMachine):
 
 TestBeliefs = Beliefs.TestCase
 TestBeliefs.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize(("name", "units", "indifferent"), [("c", 1, True), ("c", 2, False), ("a", 1, False)])
+def test_what_engines_are_at_makes_no_difference_where_nobody_waits_and_workers_are_shared_by_turns(
+    name: str, units: int, indifferent: bool
+) -> None:
+    """But it does to a pipeline with a deadline."""
+    mind = Mind(POLICIES["jigsaw"], CORES, 1, WORKER.device_bytes, units)
+    mind.join(name, OUTLOOKS[name])
+    mind.hear(name, Began(STEPS, 0))
+    assert not mind.indifferent()
+    mind.decide()
+    assert mind.indifferent() == indifferent

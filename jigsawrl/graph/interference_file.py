@@ -1,0 +1,85 @@
+"""An interference table as it stands in a profile: curves as lists of points, crowds by their names.
+
+"alone":   {"tail": [[0, 0], [0.5, 0.92], [1, 1]], ...}
+"beside":  {"tail beside compute": [[0, 1], [1, 0.8], [3, 0.6]], ...}
+"learned": {"tail beside bulk, compute": {"factor": 0.9, "times": 4.2}, ...}
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any, get_args
+
+from jigsawrl.errors import JigsawError
+from jigsawrl.graph.interference import Crowd, Curve, Felt, Interference, Signature
+
+SHARING: tuple[Signature, ...] = ("tail", "bulk", "compute")
+"""What takes a part of a worker."""
+PAIRS: tuple[tuple[Signature, Signature], ...] = (
+    *((a, b) for a in SHARING for b in SHARING),
+    ("link", "link"),
+)
+_BESIDE = " beside "
+_SIGNATURES: dict[str, Signature] = {name: name for name in get_args(Signature)}
+
+
+def table_out(table: Interference) -> dict[str, Any]:
+    return {
+        "name": table.name,
+        "source": table.source,
+        "alone": {signature: _points(table.alone[signature]) for signature in SHARING},
+        "beside": {_name((of, (other,))): _points(table.beside[of, other]) for of, other in PAIRS},
+        "learned": {
+            _name(crowd): {"factor": round(felt.factor, 4), "times": round(felt.times, 2)}
+            for crowd, felt in sorted(table.learned.items())
+        },
+    }
+
+
+def table_in(entry: dict[str, Any], where: str) -> Interference:
+    """A JigsawError where it is not a whole table, or no speed comes of it."""
+    alone = {signature: _curve(entry["alone"], signature, where) for signature in SHARING}
+    beside = {(of, other): _curve(entry["beside"], _name((of, (other,))), where) for of, other in PAIRS}
+    if any(y > 1 for curve in alone.values() for _, y in curve):
+        raise JigsawError(f"{where}, alone: nothing is faster on a part of a worker than on all of it")
+    learned = {
+        _crowd(name, where): Felt(_number(felt["factor"], where, least=1e-6), _number(felt["times"], where))
+        for name, felt in entry.get("learned", {}).items()
+    }
+    return Interference(str(entry["name"]), str(entry["source"]), alone, beside, learned)
+
+
+def _name(crowd: Crowd) -> str:
+    return f"{crowd[0]}{_BESIDE}{', '.join(crowd[1])}"
+
+
+def _crowd(name: str, where: str) -> Crowd:
+    of, _, others = name.partition(_BESIDE)
+    try:
+        return _SIGNATURES[of], tuple(sorted(_SIGNATURES[each] for each in others.split(", ")))
+    except KeyError as error:
+        known = ", ".join(SHARING)
+        raise JigsawError(f"{where}, {name!r}: {error} binds no sub-stage; there are {known}") from None
+
+
+def _points(curve: Curve) -> list[list[float]]:
+    return [list(point) for point in curve]
+
+
+def _curve(entry: dict[str, Any], name: str, where: str) -> Curve:
+    points = tuple((_number(x, f"{where}, {name}"), _number(y, f"{where}, {name}")) for x, y in entry[name])
+    if not points or any(a >= b for (a, _), (b, _) in pairwise(points)):
+        raise JigsawError(f"{where}, {name}: needs points from left to right")
+    return points
+
+
+def _number(value: Any, where: str, least: float = 0.0) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or value < least
+    ):
+        raise JigsawError(f"{where}: {value!r} is no speed, and no count")
+    return float(value)
