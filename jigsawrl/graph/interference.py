@@ -149,15 +149,15 @@ def side_by_side(table: Interference, signatures: tuple[Signature, ...]) -> tupl
 
 @lru_cache(maxsize=64)
 def company(table: Interference) -> int:
-    """How many of the most demanding kind are worth putting on one worker: each adds something to their total.
+    """How many are worth putting on one worker, a training and rollouts in their tails: each adds to their total.
 
     Two in any case: one may wait for its tools while the other runs. Many where they do not disturb each other.
     """
     if undisturbed(table):
         return MOST_COMPANY
-    total, count = sum(side_by_side(table, ("compute",) * 2)), 2
+    total, count = sum(side_by_side(table, ("compute", "tail"))), 2
     while count < MOST_COMPANY:
-        more = sum(side_by_side(table, ("compute",) * (count + 1)))
+        more = sum(side_by_side(table, ("compute", *("tail",) * count)))
         if more < WORTH * total:
             break
         total, count = more, count + 1

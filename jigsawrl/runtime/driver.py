@@ -127,10 +127,13 @@ class Line:
 
     def later(self, message: FromDriver) -> None:
         """With the next one that is sent, or soon: it is news, but nobody waits for it."""
-        if now() - self.sent > SOON_S or len(self.kept) > MOST_KEPT:
-            self.send(message)
-        else:
-            self.kept.append(message)
+        self.kept.append(message)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """What was kept goes, if it was kept for long or there is much of it."""
+        if self.kept and (now() - self.sent > SOON_S or len(self.kept) > MOST_KEPT):
+            self.send(self.kept.pop())
 
     def receive(self) -> ToDriver:
         try:
@@ -230,6 +233,8 @@ class WatchedEngines(Engines):
         """Of the engines, that were kept."""
         self.returning = returning
         """Whether an engine without samples may get some again: episodes come back from their tools."""
+        self.prompt = True
+        """Whether what the engines are at is told at once."""
         self.most = [0] * len(handles)
         self.said: list[Substage | None] = [None] * len(handles)
         self.since = [0.0] * len(handles)
@@ -240,8 +245,9 @@ class WatchedEngines(Engines):
         self.turns = 0
         """Of all samples."""
 
-    def begin(self, engines: Sequence[int]) -> None:
+    def begin(self, engines: Sequence[int], prompt: bool) -> None:
         self.open = list(engines)
+        self.prompt = prompt
         self.lengths.clear()
         self.turns = 0
         self.most = [0] * len(self.handles)
@@ -261,6 +267,7 @@ class WatchedEngines(Engines):
 
     def step(self) -> list[SampleOutput]:
         self._say()
+        self.line.catch_up()
         outputs, self.known = self.known, []
         outputs = outputs or self._drawn()
         self.turns += len(outputs)
@@ -300,7 +307,7 @@ class WatchedEngines(Engines):
             brief = now() - self.since[engine] < BRIEF_S
             if at != self.said[engine] and self.most[engine] and not brief:
                 self.said[engine], self.since[engine] = at, now()
-                self.line.send(At(engine, at, samples))
+                (self.line.send if self.prompt else self.line.later)(At(engine, at, samples))
 
 
 class Beside:
@@ -338,7 +345,7 @@ class Beside:
     @contextmanager
     def phase(self, phase: Phase, step: int) -> Iterator[None]:
         go = self._permit(phase, step)
-        self.engines.begin(go.engines)
+        self.engines.begin(go.engines, go.prompt)
         self.where = go.where
         self.waited = 0.0
         # With other threads some products differ in their last bits.

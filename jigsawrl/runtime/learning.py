@@ -15,6 +15,7 @@ from jigsawrl.config.shapes import pipeline_shape, prior_lengths
 from jigsawrl.graph.cost import Costs
 from jigsawrl.graph.cpu import cpu_costs
 from jigsawrl.graph.forecast import Floats, Forecast
+from jigsawrl.graph.gpu import gpu_costs
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.interference import SIGNATURES
 from jigsawrl.graph.lanes import Segment
@@ -251,5 +252,5 @@ def first_outlook(
         forecast = Forecast.from_prior(known.lengths(0), shape.max_tokens)
         return Outlook(shape, replace(known.costs, hardware=worker), worker, forecast)
     lengths = prior_lengths(shape.max_tokens, (np.arange(SEQUENCES) + 0.5) / SEQUENCES)
-    costs = cpu_costs(shape.model, worker, workers)
+    costs = (cpu_costs if worker.name == CPU else gpu_costs)(shape.model, worker, workers)
     return Outlook(shape, costs, worker, Forecast.from_prior(lengths, shape.max_tokens))

@@ -119,6 +119,8 @@ class Go(Message):
     """The worker that each of its actors is on."""
     threads: tuple[int, ...]
     """The cores that each of its actors has."""
+    prompt: bool = True
+    """Whether what its engines are at is to be told at once; else with other news, or soon."""
 
 
 @dataclass(frozen=True, slots=True)

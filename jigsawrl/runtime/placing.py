@@ -43,8 +43,8 @@ def parts_of(world: World, worker: int, shares: Shares) -> dict[int, Units]:
     return dict(zip(keys, units, strict=True))
 
 
-def go_for(member: Member, world: World, shares: Shares) -> Go:
-    """What the driver is told of the phase that may run now."""
+def go_for(member: Member, world: World, shares: Shares, prompt: bool) -> Go:
+    """What the driver is told of the phase that may run now; whether it must be prompt in what it tells."""
     assert member.family is not None
     lanes = [world.lanes.lanes[key] for key in world.pipelines[member.name].lanes]
     engines = sorted({worker for lane in lanes for worker in lane.workers})
@@ -52,4 +52,4 @@ def go_for(member: Member, world: World, shares: Shares) -> Go:
     held = member.family.held
     threads = [shares.threads(held.get(actor, units)) for actor, units in enumerate(shares.workers)]
     where = [seats.get(actor, 0) for actor in world.workers]
-    return Go(tuple(engines), tuple(where), tuple(threads))
+    return Go(tuple(engines), tuple(where), tuple(threads), prompt)

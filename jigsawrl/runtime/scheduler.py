@@ -370,7 +370,8 @@ class Scheduler:
             runs = self.mind.runs(member.name)
             if runs is not None and runs != member.told:
                 member.told = runs
-                self._tell(member, go_for(member, self.mind.world, self.shares))
+                prompt = not self.mind.indifferent()
+                self._tell(member, go_for(member, self.mind.world, self.shares, prompt))
 
     def _log_phase(self, name: str, over: Over, at: float) -> None:
         thought = self.mind.thoughts[name]
