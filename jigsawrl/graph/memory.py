@@ -42,8 +42,8 @@ def memory(
 ) -> Memory:
     """Of engines that span `tp` workers with `sequences` of up to `tokens` each, and training over `workers`.
 
-    `cache_tokens` are all that an engine keeps of them, where that is told. `trained` parameters are adapters', or else all
-    of the model's. `whole`: each worker has all of the training state, all the time.
+    `cache_tokens` are all that an engine keeps of them, where that is told. `trained` parameters are adapters', or
+    else all of the model's. `whole`: each worker has all of the training state, all the time.
     """
     cached = sequences * tokens if cache_tokens is None else min(sequences * tokens, cache_tokens)
     cache = min(cached * model.kv_bytes_per_token / tp, KV_SHARE * device_bytes)

@@ -2,6 +2,8 @@
 
 The device must be told of pages first ("pinned"), which takes as long as many copies. So it is done once for the file
 of an entry that one process writes and reads again and again, and undone when the file is gone.
+
+Light to import: whoever only looks after a store needs no torch.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from contextlib import suppress
 from ctypes import c_size_t, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from jigsawrl.store.locks import locked_mapping
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 POPULATE_WRITE = 23
 """Advice to Linux (5.14 and later): make these pages, to be written."""
@@ -35,6 +39,8 @@ class _Pages:
     descriptor: int
 
     def let_go(self) -> None:
+        import torch
+
         torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
         os.close(self.descriptor)
 
@@ -47,6 +53,8 @@ _refused: list[str] = []
 
 def write(descriptor: int, size: int, header: bytes, tensors: Iterable[Tensor]) -> bool:
     """Fills a file in shared memory from tensors of a device. False, and nothing is done: it cannot be pinned."""
+    import torch
+
     memory = None if _refused else _pinned(descriptor, size)
     if memory is None:
         return False
@@ -66,6 +74,8 @@ def open_pinned(path: Path) -> torch.UntypedStorage | None:
     pages = _known.get(_identity(os.stat(path))) if _known else None
     if pages is None:
         return None
+    import torch
+
     view = (ctypes.c_char * pages.memory.nbytes).from_address(pages.memory.data_ptr())
     vars(view)["kept"] = pages.memory, locked_mapping(path, 1)  # as long as anybody has the view
     return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
@@ -87,6 +97,8 @@ def forget_removed() -> None:
 
 
 def _pinned(descriptor: int, size: int) -> Tensor | None:
+    import torch
+
     identity = _identity(os.fstat(descriptor))
     if identity not in _known:
         forget_removed()
@@ -114,6 +126,8 @@ def _fill(memory: Tensor) -> None:
 
 
 def _register(memory: Tensor) -> bool:
+    import torch
+
     error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
     if int(error) == 0:
         return True

@@ -9,12 +9,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.store import pinned
-from jigsawrl.store.layout import Layout
 from jigsawrl.store.locks import try_lock, unlock
 from jigsawrl.store.names import Key, file_prefix, key_of
+
+if TYPE_CHECKING:
+    from jigsawrl.store.layout import Layout
 
 _ASIDE = ".writing-"
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL

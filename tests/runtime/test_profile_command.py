@@ -26,7 +26,7 @@ def jigsaw(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_a_profile_is_measured_and_foresees_the_run(tmp_path: Path) -> None:
     (tmp_path / "sums.yaml").write_text(SUMS)
-    (tmp_path / "mix.yaml").write_text("workers: 1\npipelines:\n  a: {run: sums.yaml, steps: 8}\n")
+    (tmp_path / "mix.yaml").write_text("workers: 2\npipelines:\n  a: {run: sums.yaml, steps: 8}\n")
     made = jigsaw(tmp_path, "profile", "mix.yaml", "--out", "mine.json", "--steps", "4")
     assert made.returncode == 0, made.stderr
     assert "1 pipelines" in made.stdout
