@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from jigsawrl import __version__, cli_control, cli_plan, cli_profile, cli_report
+from jigsawrl import __version__, cli_cluster, cli_control, cli_plan, cli_profile, cli_report
 from jigsawrl.cli_help import Command, Commands
 from jigsawrl.cli_output import stdout_on_stderr
 from jigsawrl.errors import JigsawError
@@ -135,6 +135,7 @@ def fetch(
 
 
 cli_plan.add_to(app)
+cli_cluster.add_to(app)
 cli_control.add_to(app)
 cli_profile.add_to(app)
 cli_report.add_to(app)

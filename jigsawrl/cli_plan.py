@@ -51,7 +51,8 @@ def add_to(app: typer.Typer) -> None:
         epilog="jigsaw simulate examples/simulate/run.yaml -- two pipelines on the GPUs of one, in seconds\n"
         "jigsaw simulate mix.yaml --policy serial --workers 16 --hardware h200 -- the same, otherwise\n"
         "jigsaw simulate mix.yaml pipelines.math.steps=20 --out sim -- and write event log, timeline and picture\n"
-        "jigsaw simulate mix.yaml --profile mine.json -- with what your own runs took (jigsaw fit)",
+        "jigsaw simulate mix.yaml --profile mine.json -- with what your own runs took (jigsaw fit)\n"
+        "jigsaw simulate cluster.yaml trace.yaml -- jobs that come to a cluster and go, and what its nodes cost",
     )(simulate)
     app.command(
         cls=Command,
@@ -89,8 +90,17 @@ def simulate(
     """Say how long a run file's pipelines would take, and why.
 
     Nothing is trained and no GPU is needed: lengths and costs are measured ones, or carried over, or a prior, and
-    the output says which.
+    the output says which. With a cluster file and a trace, the jobs of the trace come to the cluster and go, and the
+    output says what its nodes cost and whether every job took at most its max_slowdown.
     """
+    from jigsawrl.config.cluster import holds_pools
+
+    if holds_pools(file):
+        from jigsawrl.cli_cluster import simulate_trace
+
+        others = {"--policy": policy, "--workers": workers, "--hardware": hardware}
+        simulate_trace(file, overrides or [], seed, as_json, {**others, "--profile": profile, "--out": out})
+        return
     scene, chosen = _scene(file, overrides, policy, workers, hardware, profile, seed)
     from jigsawrl.simulator.compare import alone_seconds
     from jigsawrl.simulator.compare import simulate as simulated

@@ -1,0 +1,171 @@
+"""The commands about a cluster of jobs: where they would go, and what that costs over time. None imports torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jigsawrl.cli_help import Command
+from jigsawrl.errors import JigsawError
+
+if TYPE_CHECKING:
+    from jigsawrl.cluster.from_config import Scene
+    from jigsawrl.cluster.plan import Plan
+    from jigsawrl.cluster.simulation import Outcome
+
+MOST_ROWS = 40
+"""Jobs that a table shows; --json has all."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Makes these commands of `jigsaw`."""
+    app.command(
+        cls=Command,
+        epilog="jigsaw plan cluster.yaml jobs.yaml -- who shares which nodes, and why (see examples/cluster)\n"
+        "jigsaw plan cluster.yaml jobs.yaml quantile=0.9 --json -- planned less cautiously, as JSON\n"
+        "jigsaw simulate cluster.yaml trace.yaml -- the same jobs as they come and go",
+    )(plan)
+
+
+def plan(
+    cluster: Annotated[
+        Path, typer.Argument(metavar="CLUSTER", help="Cluster file (YAML): pools and prices.")
+    ],
+    jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="Jobs file (YAML).")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="a.b=c ...", help="Settings that replace those in CLUSTER."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object on stdout.", rich_help_panel="Output")
+    ] = False,
+) -> None:
+    """Say which jobs would share which nodes of a cluster, at what price.
+
+    Jobs are put into groups that rent as little as possible, so that the state of each stays in the host memory of
+    its nodes and none takes longer than its max_slowdown allows. Nothing is run.
+    """
+    from jigsawrl.cluster.plan import plan as planned
+
+    found = planned(_scene(cluster, jobs, overrides or []))
+    if as_json:
+        print(json.dumps(found.as_dict()))
+    else:
+        _print_plan(found)
+
+
+def simulate_trace(
+    cluster: Path, arguments: list[str], seed: int | None, as_json: bool, others: dict[str, object]
+) -> None:
+    """`jigsaw simulate` with a cluster file: the second argument is a trace, others are overrides."""
+    for option in (name for name, value in others.items() if value is not None):
+        raise JigsawError(f"{option}: is for run files; {cluster} is a cluster file, leave it out")
+    if not arguments or "=" in arguments[0]:
+        raise JigsawError(
+            f"{cluster}: is a cluster file; name a trace (a jobs file with arrivals) after it, such as\n"
+            f"jigsaw simulate {cluster} trace.yaml"
+        )
+    from jigsawrl.cluster.plan import outcome_document, scheduler_of
+    from jigsawrl.cluster.scheduler import Scheduler
+    from jigsawrl.cluster.simulation import ClusterSimulation
+
+    scene = _scene(cluster, Path(arguments[0]), arguments[1:])
+    solo = Scheduler(scene.cluster, level=scene.config.quantile, largest=1)
+    outcome, alone = (
+        ClusterSimulation(scheduler, scene.jobs, seed=seed or 0, failures=scene.failures).run()
+        for scheduler in (scheduler_of(scene), solo)
+    )
+    if as_json:
+        print(json.dumps(outcome_document(scene, outcome, alone)))
+    else:
+        _print_outcome(scene, outcome, alone)
+
+
+def _scene(cluster: Path, jobs: Path, overrides: list[str]) -> Scene:
+    from jigsawrl.cluster.from_config import scene_of
+    from jigsawrl.config.cluster import load_cluster_file, load_jobs_file
+
+    return scene_of(load_cluster_file(cluster, overrides), load_jobs_file(jobs))
+
+
+def _print_plan(plan: Plan) -> None:
+    from rich.box import ROUNDED
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(box=ROUNDED, title="groups")
+    table.add_column("group", justify="right")
+    for name in ("jobs", "rollout nodes", "training nodes", "order"):
+        table.add_column(name, overflow="fold")
+    table.add_column("$/h", justify="right")
+    for group in plan.scheduler.groups.values():
+        shape = group.shape
+        table.add_row(
+            str(group.number),
+            ", ".join(group.standings),
+            ", ".join(group.rollout_nodes),
+            "the same" if shape.shared else ", ".join(group.training_nodes),
+            shape.verdict.order if len(group.standings) > 1 else "alone",
+            f"{shape.price:,.2f}",
+        )
+    console.print(table)
+    table = Table(box=ROUNDED, title="jobs")
+    table.add_column("job", overflow="fold")
+    table.add_column("group", justify="right")
+    for name in ("slowdown", "at most"):
+        table.add_column(name, justify="right")
+    table.add_column("why", overflow="fold")
+    for job in plan.scene.jobs[:MOST_ROWS]:
+        slow, decision = plan.slowdown(job.name), plan.decisions[job.name]
+        where = "waits" if slow is None else str(plan.scheduler.home[job.name])
+        planned = "" if slow is None else f"{slow:.2f}x"
+        table.add_row(job.name, where, planned, f"{job.max_slowdown:.2f}x", decision.why)
+    console.print(table)
+    if len(plan.scene.jobs) > MOST_ROWS:
+        console.print(f"and {len(plan.scene.jobs) - MOST_ROWS} more; --json shows all", style="dim")
+    console.print(
+        f"${plan.price:,.2f} an hour, {_times(plan.alone, plan.price)} less than ${plan.alone:,.2f} with every job "
+        "alone"
+    )
+
+
+def _print_outcome(scene: Scene, outcome: Outcome, alone: Outcome) -> None:
+    from rich.box import ROUNDED
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(box=ROUNDED, title="jobs")
+    table.add_column("job", overflow="fold")
+    for name in ("came at h", "took h", "waited h", "slowdown", "at most", "moves"):
+        table.add_column(name, justify="right")
+    for record in list(outcome.records.values())[:MOST_ROWS]:
+        took = "" if record.finished is None else f"{(record.finished - record.arrived) / 3600:,.1f}"
+        mark = "" if record.kept else " [red]late[/]"
+        table.add_row(
+            record.job.name,
+            f"{record.arrived / 3600:,.1f}",
+            took,
+            f"{record.waited / 3600:,.1f}",
+            f"{record.slowdown:.2f}x{mark}",
+            f"{record.job.max_slowdown:.2f}x",
+            str(record.moves),
+        )
+    console.print(table)
+    if len(outcome.records) > MOST_ROWS:
+        console.print(f"and {len(outcome.records) - MOST_ROWS} more; --json shows all", style="dim")
+    for pool, peak in outcome.peak_nodes.items():
+        console.print(f"{pool}: {peak} nodes at most, busy for {outcome.busy[pool]:.0%} of the rented time")
+    console.print(
+        f"${outcome.dollars:,.0f} in {outcome.seconds / 3600:,.1f} h (${outcome.dollars_per_hour:,.2f} an hour), "
+        f"{_times(alone.dollars, outcome.dollars)} less than ${alone.dollars:,.0f} with every job alone; "
+        f"{outcome.slo_attainment:.1%} of the jobs took at most their max_slowdown"
+    )
+
+
+def _times(more: float, less: float) -> str:
+    return f"{more / less:.2f} times" if less else "no"

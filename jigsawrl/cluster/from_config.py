@@ -1,0 +1,209 @@
+"""From cluster and jobs files to pools and jobs. A JigsawError for unknown kinds, and for jobs that can never fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jigsawrl.cluster.estimate import Phases, Work, phases, resident, tp
+from jigsawrl.cluster.jobs import Duration, Job
+from jigsawrl.cluster.pools import Cluster, Pool
+from jigsawrl.cluster.shapes import Shapes, widths
+from jigsawrl.cluster.simulation import Failure
+from jigsawrl.config.cluster import ClusterConfig, JobConfig, JobsConfig
+from jigsawrl.config.messages import require
+from jigsawrl.errors import JigsawError
+from jigsawrl.graph.hardware import HARDWARE, Hardware
+from jigsawrl.graph.known_models import model_named
+from jigsawrl.graph.memory import memory
+from jigsawrl.graph.profile import Profile, load_profile
+from jigsawrl.graph.shape import ModelShape
+
+GB = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Everything that a plan or a simulation needs."""
+
+    config: ClusterConfig
+    cluster: Cluster
+    jobs: tuple[Job, ...]
+    failures: tuple[Failure, ...]
+
+
+def scene_of(config: ClusterConfig, jobs: JobsConfig) -> Scene:
+    """The files' contents, checked against each other."""
+    cluster = cluster_of(config)
+    profile = load_profile(config.profile)
+    found = []
+    for name, entry in jobs.jobs.items():
+        job = job_of(name, entry, cluster, profile)
+        if (problem := misfit(job, cluster)) is not None:
+            raise JigsawError(f"jobs.{name}: can never fit: {problem}")
+        found.append(job)
+    for key, failure in jobs.failures.items():
+        require(f"failures.{key}.node", failure.node.rpartition("-")[0], list(cluster.pools))
+        if not failure.node.rpartition("-")[2].isdigit():
+            raise JigsawError(
+                f"failures.{key}.node: {failure.node!r} is no node; write its pool and number, such as "
+                f"{next(iter(cluster.pools))}-0"
+            )
+        nodes = cluster.pools[failure.node.rpartition("-")[0]].nodes
+        if nodes is not None and int(failure.node.rpartition("-")[2]) >= nodes:
+            raise JigsawError(
+                f"failures.{key}.node: there is no {failure.node}; the pool has {nodes}, from 0 on"
+            )
+    broken = tuple(Failure(each.node, each.at, each.hours) for each in jobs.failures.values())
+    return Scene(config, cluster, tuple(found), broken)
+
+
+def cluster_of(config: ClusterConfig) -> Cluster:
+    """The pools."""
+    kinds = {**HARDWARE, **{name: _own_kind(name, config) for name in config.kinds}}
+    pools = {}
+    for name, entry in config.pools.items():
+        kind = entry.kind if entry.kind in kinds else entry.kind.lower()
+        require(f"pools.{name}.kind", kind, list(kinds))
+        hardware = kinds[kind]
+        host = entry.gpus * hardware.host_bytes / GB if entry.host_memory is None else entry.host_memory
+        price = hardware.price if entry.price is None else entry.price
+        pools[name] = Pool(name, hardware, entry.gpus, entry.nodes, host, entry.gpus * price, entry.runs)
+    for phase in ("rollout", "training"):
+        if all(pool.runs not in (phase, "both") for pool in pools.values()):
+            raise JigsawError(f"pools: none of them runs {phase}; set one's 'runs' to {phase} or both")
+    return Cluster(pools, config.link * 1e9 / 8)
+
+
+def _own_kind(name: str, config: ClusterConfig) -> Hardware:
+    kind = config.kinds[name]
+    return Hardware(
+        name,
+        flops=kind.flops * 1e12,
+        memory_bandwidth=kind.memory_bandwidth * 1e12,
+        device_bytes=kind.device_memory * GB,
+        host_bytes=kind.host_memory * GB,
+        link_bandwidth=kind.link * GB,
+        host_bandwidth=kind.host_link * GB,
+        network_bandwidth=kind.network * GB,
+        price=kind.price,
+        source="the cluster file",
+    )
+
+
+def job_of(name: str, entry: JobConfig, cluster: Cluster, profile: Profile) -> Job:
+    """With durations on every pool: estimated from its model, measured ones carried over by the roofline, or both."""
+    model = None if entry.model is None else model_named(entry.model, f"jobs.{name}.model")
+    estimates = {} if model is None else _estimates(model, entry, cluster, profile)
+    keeps = resident(model.parameters if model else 0.0)
+    rollout = _durations("rollout", entry, cluster, estimates)
+    return Job(
+        name,
+        rollout,
+        _durations("training", entry, cluster, estimates),
+        max_slowdown=entry.max_slowdown,
+        steps=entry.steps,
+        rollout_nodes=entry.rollout_nodes,
+        training_nodes=entry.training_nodes,
+        rollout_gb=keeps.rollout_gb if entry.rollout_memory is None else entry.rollout_memory,
+        training_gb=keeps.training_gb if entry.training_memory is None else entry.training_memory,
+        warm_rollout=keeps.warm_rollout,
+        warm_training=keeps.warm_training,
+        cold_seconds=keeps.cold_seconds,
+        arrival=entry.arrival,
+        priority=entry.priority,
+        tenant=entry.tenant or "",
+        deadline=entry.deadline,
+        tail=estimates[next(iter(rollout))].tail if estimates and rollout else 0.0,
+        drift=entry.drift,
+    )
+
+
+def _estimates(model: ModelShape, entry: JobConfig, cluster: Cluster, profile: Profile) -> dict[str, Phases]:
+    """On the pools whose devices hold the model."""
+    work = Work(
+        model, entry.sequences, entry.max_tokens, entry.prompt_tokens, entry.turns, entry.tool_seconds
+    )
+    return {
+        name: phases(work, pool, entry.rollout_nodes, entry.training_nodes, profile, cluster.link_bandwidth)
+        for name, pool in cluster.pools.items()
+        if _on_devices(work, pool, entry)
+    }
+
+
+def _on_devices(work: Work, pool: Pool, entry: JobConfig) -> bool:
+    needed = memory(
+        work.model,
+        sequences=max(1, work.sequences // pool.gpus),
+        tokens=work.max_tokens,
+        tp=tp(work.model, pool),
+        workers=entry.training_nodes * pool.gpus,
+        device_bytes=pool.kind.device_bytes,
+    )
+    wanted = {"rollout": needed.rollout, "training": needed.training}
+    most = max(wanted.values()) if pool.runs == "both" else wanted[pool.runs]
+    return most <= pool.kind.device_bytes
+
+
+def _durations(
+    phase: str, entry: JobConfig, cluster: Cluster, estimates: Mapping[str, Phases]
+) -> dict[str, Duration]:
+    """Of a phase on every pool that runs it."""
+    pools = [pool for pool in cluster.pools.values() if pool.runs in (phase, "both")]
+    if entry.model is not None:
+        pools = [pool for pool in pools if pool.name in estimates]
+    typical: float | None = getattr(entry, phase)
+    if typical is None:
+        return {pool.name: _spread(getattr(estimates[pool.name], phase), entry) for pool in pools}
+    found = {}
+    for pool in pools:
+        factor = _slower(phase, pools[0].kind, pool.kind)
+        estimate: Duration | None = getattr(estimates[pool.name], phase) if estimates else None
+        worst: float | None = getattr(entry, f"{phase}_worst")
+        if worst is None:
+            worst = typical if estimate is None else typical * estimate.worst / estimate.typical
+        spread = estimate.spread if estimate is not None else 0.0
+        found[pool.name] = _spread(Duration(typical * factor, worst * factor, spread), entry)
+    return found
+
+
+def _spread(duration: Duration, entry: JobConfig) -> Duration:
+    return duration if entry.spread is None else Duration(duration.typical, duration.worst, entry.spread)
+
+
+def _slower(phase: str, measured: Hardware, target: Hardware) -> float:
+    """Rollouts go with memory bandwidth, training with arithmetic."""
+    if phase == "rollout":
+        return measured.memory_bandwidth / target.memory_bandwidth
+    return measured.flops / target.flops
+
+
+def misfit(job: Job, cluster: Cluster) -> str | None:
+    """Why a job could not run even if it had the whole cluster; None where it could."""
+    shapes = Shapes(cluster, 1.0, 1)
+    pairs = shapes.pairs(job)
+    if not pairs:
+        return (
+            "no pool's devices hold its model; give it more training_nodes, or use devices with more memory"
+        )
+    few = []
+    for pair in pairs:
+        rollout, training = widths(job, pair)
+        wanted = {pair[0]: rollout, pair[1]: training}
+        short = [
+            f"it needs {count} nodes of {pool}, which has {cluster.pools[pool].nodes}"
+            for pool, count in wanted.items()
+            if (cluster.pools[pool].nodes or count) < count
+        ]
+        if short:
+            few.append(short[0])
+        elif not shapes.holds(pair, training, [job], [tuple(range(job.rollout_nodes))]):
+            both = job.training_gb * job.training_nodes / training, job.rollout_gb
+            have = cluster.pools[pair[1]].host_gb, cluster.pools[pair[0]].host_gb
+            few.append(
+                f"it keeps {both[1]:,.0f} GB on each rollout node and {both[0]:,.0f} GB on each training node; "
+                f"host memory is {have[1]:,.0f} GB on {pair[0]} and {have[0]:,.0f} GB on {pair[1]}"
+            )
+        else:
+            return None
+    return few[0]

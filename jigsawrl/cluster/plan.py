@@ -1,0 +1,118 @@
+"""A plan: all jobs of a file placed as if they were there at once, the most important first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jigsawrl.cluster.from_config import Scene
+from jigsawrl.cluster.groups import Decision
+from jigsawrl.cluster.rounds import unsaturated
+from jigsawrl.cluster.scheduler import Scheduler
+from jigsawrl.cluster.simulation import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Groups as they would be, and the last word on each job."""
+
+    scene: Scene
+    scheduler: Scheduler
+    decisions: Mapping[str, Decision]
+    alone: float
+    """Dollars an hour with every job on nodes of its own, if there were as many."""
+
+    @property
+    def price(self) -> float:
+        return self.scheduler.price
+
+    def as_dict(self) -> dict[str, Any]:
+        groups = [
+            {
+                "group": group.number,
+                "jobs": list(group.standings),
+                "rollout_pool": group.shape.pair[0],
+                "training_pool": group.shape.pair[1],
+                "rollout_nodes": list(group.rollout_nodes),
+                "training_nodes": list(group.training_nodes),
+                "order": group.shape.verdict.order,
+                "unsaturated": unsaturated(group.shape.turns, group.shape.places, group.shape.shared),
+                "dollars_per_hour": round(group.shape.price, 4),
+            }
+            for group in self.scheduler.groups.values()
+        ]
+        jobs = {
+            job.name: {
+                "how": decision.how,
+                "group": decision.group,
+                "rollout_nodes": list(decision.rollout_nodes),
+                "training_nodes": list(decision.training_nodes),
+                "slowdown": None if (slow := self.slowdown(job.name)) is None else round(slow, 4),
+                "max_slowdown": job.max_slowdown,
+                "why": decision.why,
+                "passed_over": dict(decision.passed_over),
+            }
+            for job in self.scene.jobs
+            if (decision := self.decisions[job.name])
+        }
+        return {
+            "cluster": self.scene.config.name,
+            "quantile": self.scene.config.quantile,
+            "dollars_per_hour": round(self.price, 4),
+            "alone_dollars_per_hour": round(self.alone, 4),
+            "groups": groups,
+            "jobs": jobs,
+            "waiting": list(self.scheduler.waiting),
+        }
+
+    def slowdown(self, name: str) -> float | None:
+        """As planned in the end; None for a job that waits."""
+        number = self.scheduler.home.get(name)
+        return None if number is None else self.scheduler.groups[number].shape.slowdown(name)
+
+
+def plan(scene: Scene) -> Plan:
+    """Where everyone would go."""
+    scheduler = scheduler_of(scene)
+    decisions: dict[str, Decision] = {}
+    for job in sorted(scene.jobs, key=lambda job: (-job.priority, job.arrival)):
+        allowed = None if job.deadline is None else job.deadline * 3600
+        for decision in scheduler.arrive(job, allowed):
+            decisions[decision.job] = decision
+    shapes = scheduler.shapes
+    alone = sum(next(shapes.isolated(shapes.standing(job))).price for job in scene.jobs)
+    return Plan(scene, scheduler, decisions, alone)
+
+
+def scheduler_of(scene: Scene) -> Scheduler:
+    return Scheduler(scene.cluster, level=scene.config.quantile, largest=scene.config.max_group)
+
+
+def outcome_document(scene: Scene, outcome: Outcome, alone: Outcome) -> dict[str, Any]:
+    """A simulated trace, against every job on nodes of its own."""
+    jobs = {
+        name: {
+            "arrival_hours": round(record.arrived / 3600, 4),
+            "hours": None if record.finished is None else round((record.finished - record.arrived) / 3600, 4),
+            "waited_hours": round(record.waited / 3600, 4),
+            "slowdown": None if record.finished is None else round(record.slowdown, 4),
+            "max_slowdown": record.job.max_slowdown,
+            "kept": record.kept,
+            "in_time": record.in_time,
+            "moves": record.moves,
+        }
+        for name, record in outcome.records.items()
+    }
+    return {
+        "cluster": scene.config.name,
+        "quantile": scene.config.quantile,
+        "hours": round(outcome.seconds / 3600, 4),
+        "dollars": round(outcome.dollars, 2),
+        "dollars_per_hour": round(outcome.dollars_per_hour, 4),
+        "alone_dollars": round(alone.dollars, 2),
+        "slo_attainment": round(outcome.slo_attainment, 4),
+        "peak_nodes": outcome.peak_nodes,
+        "busy": {pool: round(part, 4) for pool, part in outcome.busy.items()},
+        "jobs": jobs,
+    }

@@ -1,0 +1,368 @@
+"""The inter-group scheduler: at every arrival, departure, failure and drift, the cheapest that keeps all promises.
+
+    arrive    direct packing (adds nothing), rollout scaling (adds rollout nodes), or a new group
+    depart    nodes that nobody uses are given back; what is left is packed closer where that pays
+    fail      jobs of a broken node are placed anew, from their last step
+    measured  a job whose phases take longer or shorter than planned; its group is judged anew
+
+Pure: no clock, no I/O; the same calls give the same decisions.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from jigsawrl.cluster.groups import Decision, Group, named
+from jigsawrl.cluster.jobs import Job
+from jigsawrl.cluster.nodes import Nodes
+from jigsawrl.cluster.placing import Place, cheapest
+from jigsawrl.cluster.pools import Cluster
+from jigsawrl.cluster.regroup import Effort, Regrouping, better, moving_seconds
+from jigsawrl.cluster.shapes import Shape, Shapes, Standing
+
+LARGEST = 5
+"""Jobs in a group; the paper finds nothing in more."""
+ROUNDS = 6
+"""Regroupings after one event, at most."""
+ROOMY = 24
+"""Groups that are looked at besides those that have changed."""
+Choice = Callable[["Scheduler", Standing], Place | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is no longer as it was."""
+
+    groups: frozenset[int]
+    moved: frozenset[str]
+    """Jobs that start cold on other nodes, from their last step."""
+
+
+class Scheduler:
+    """Groups, the nodes they rent, and the jobs that wait for nodes."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        level: float = 1.0,
+        largest: int = LARGEST,
+        regroup: bool = True,
+        choose: Choice | None = None,
+    ) -> None:
+        self.shapes = Shapes(cluster, level, largest)
+        self.nodes = Nodes(cluster)
+        self.groups: dict[int, Group] = {}
+        self.home: dict[str, int] = {}
+        """The group of each job that has nodes."""
+        self.waiting: dict[str, Standing] = {}
+        self.regroup = regroup
+        self.choose = choose or by_price
+        self._number = 0
+        self._changed: set[int] = set()
+        self._moved: set[str] = set()
+
+    @property
+    def price(self) -> float:
+        """Dollars an hour of all rented nodes."""
+        return sum(group.shape.price for group in self.groups.values())
+
+    def standing(self, name: str) -> Standing:
+        home = self.home.get(name)
+        return self.waiting[name] if home is None else self.groups[home].standings[name]
+
+    def changes(self) -> Changes:
+        """Since this was last asked."""
+        found = Changes(frozenset(self._changed), frozenset(self._moved))
+        self._changed, self._moved = set(), set()
+        return found
+
+    def arrive(self, job: Job, allowed: float | None = None) -> list[Decision]:
+        """A new job; `allowed`: seconds until its deadline. The first decision is its own."""
+        standing = self.shapes.standing(job, allowed)
+        return [self._admit(standing), *self._improved({self.home.get(job.name)})]
+
+    def depart(self, name: str) -> list[Decision]:
+        """A job that is done, or withdrawn."""
+        if name in self.waiting:
+            del self.waiting[name]
+            return []
+        group = self.groups[self.home[name]]
+        self._without(group, {name})
+        return [*self._admitted(), *self._improved({group.number})]
+
+    def fail(self, node: str) -> list[Decision]:
+        """A broken node: whoever was on it is placed elsewhere."""
+        group = next((g for g in self.groups.values() if node in (*g.rollout_nodes, *g.training_nodes)), None)
+        self.nodes.fail(node, rented=group is not None)
+        if group is None:
+            return []
+        hurt = {name for name, (rollout, training) in group.seats().items() if node in rollout | training}
+        standings = [group.standings[name] for name in hurt]
+        self._without(group, hurt)
+        self._moved |= hurt
+        return [self._admit(each) for each in sorted(standings, key=self._rank)]
+
+    def repair(self, node: str) -> list[Decision]:
+        """It can be rented again."""
+        self.nodes.repair(node)
+        return self._admitted()
+
+    def progress(self, name: str, left: float, allowed: float) -> None:
+        """How much a job still has to do (seconds alone), and in what time."""
+        standing = self.standing(name)
+        standing.left, standing.allowed = left, allowed
+        standing.bind()
+
+    def measured(self, name: str, job: Job) -> list[Decision]:
+        """The same job with other durations: what they are now. Its group is kept, if that is possible."""
+        standing = self.standing(name)
+        alone = self.shapes.standing(job).alone
+        more = standing.left * (alone / standing.alone - 1)
+        standing.left += more
+        if job.deadline is None:
+            standing.allowed += job.max_slowdown * more
+        standing.job, standing.alone, standing.bound = job, alone, 0.0
+        standing.bind()
+        if name not in self.home:
+            return []
+        return self.relieve(name)
+
+    def relieve(self, name: str) -> list[Decision]:
+        """Judges a job's group anew. If promises are not kept there any more, someone has to leave it."""
+        group = self.groups[self.home[name]]
+        kept = self._same(group)
+        if kept is not None:
+            self._become(group, kept, group.standings)
+            return self._improved({group.number})
+        for standing in sorted(group.standings.values(), key=lambda each: each.job.name != name):
+            rest = {each: s for each, s in group.standings.items() if each != standing.job.name}
+            if rest and self._shape_without(group, {standing.job.name}) is not None:
+                within = (standing.allowed - moving_seconds(standing)) / max(standing.left, 1e-9)
+                others = [each for each in self.groups.values() if each is not group]
+                place = cheapest(self.shapes, others, self.nodes, standing, within)
+                if place is None or place.shape.slowdown(standing.job.name) > within:
+                    continue
+                self._without(group, {standing.job.name})
+                self._moved.add(standing.job.name)
+                return [replace(self._settled(standing, place), how="moved")]
+        forced = self._same(group, forced=True)
+        assert forced is not None
+        self._become(group, forced, group.standings)
+        return []
+
+    def _admit(self, standing: Standing) -> Decision:
+        place = self.choose(self, standing)
+        if place is None:
+            self.waiting[standing.job.name] = standing
+            return Decision(
+                standing.job.name, "waits", None, (), (), 0.0, None, "no room in any group, no free nodes"
+            )
+        return self._settled(standing, place)
+
+    def _admitted(self) -> list[Decision]:
+        """Those that waited and now have room: by priority, deadline, what their tenants have, and arrival."""
+        found = []
+        for standing in sorted(self.waiting.values(), key=self._rank):
+            if (place := self.choose(self, standing)) is not None:
+                del self.waiting[standing.job.name]
+                found.append(self._settled(standing, place))
+        return found
+
+    def _rank(self, standing: Standing) -> tuple[float, float, float, float, str]:
+        job = standing.job
+        urgent = standing.allowed - standing.left if job.deadline is not None else float("inf")
+        return -job.priority, urgent, self.tenant_price(job.tenant), job.arrival, job.name
+
+    def tenant_price(self, tenant: str) -> float:
+        """Dollars an hour of a tenant's jobs, each with an equal part of its group."""
+        return sum(
+            group.shape.price / len(group.standings)
+            for group in self.groups.values()
+            for standing in group.standings.values()
+            if standing.job.tenant == tenant
+        )
+
+    def _settled(self, standing: Standing, place: Place) -> Decision:
+        """Puts a job where it was decided."""
+        name = standing.job.name
+        group = self._founded(place.shape) if place.group is None else place.group
+        beside = list(group.standings)
+        self._become(group, place.shape, {**group.standings, name: standing})
+        rollout, training = group.nodes_of(name)
+        return Decision(
+            name,
+            place.how,
+            group.number,
+            tuple(sorted(rollout)),
+            tuple(sorted(training)),
+            place.added,
+            place.shape.slowdown(name),
+            _why(place, beside),
+            dict(place.passed_over),
+        )
+
+    def _become(self, group: Group, shape: Shape, standings: dict[str, Standing]) -> None:
+        """Rents or gives back nodes until the group has this shape. Who is on a node stays there."""
+        pair, shared = shape.pair, shape.shared
+        before = group.seats() if group.standings else {}
+        more = shape.training_nodes - len(group.training_nodes)
+        kept = group.training_nodes
+        if more > 0:
+            kept = (*kept, *self.nodes.rent(pair[1], more))
+        elif more < 0:
+            self.nodes.give_back(kept[shape.training_nodes :])
+            kept = kept[: shape.training_nodes]
+        group.training_nodes = kept
+        group.rollout_nodes = kept if shared else self._renamed(group, shape)
+        group.shape = shape
+        group.standings = {turn.name: standings[turn.name] for turn in shape.turns}
+        group.measure(self.shapes.cluster)
+        after = group.seats()
+        self._moved |= {name for name in before if name in after and before[name] != after[name]}
+        self._changed.add(group.number)
+        for name in group.standings:
+            self.home[name] = group.number
+
+    def _renamed(self, group: Group, shape: Shape) -> tuple[str, ...]:
+        """Names for a shape's rollout nodes: those the jobs have now where possible, others rented."""
+        names = named(group, shape)
+        spare = [name for name in group.rollout_nodes if name not in names]
+        for node, name in enumerate(names):
+            if name is None:
+                names[node] = spare.pop(0) if spare else self.nodes.rent(shape.pair[0], 1)[0]
+        self.nodes.give_back(tuple(spare))
+        return tuple(name for name in names if name is not None)
+
+    def _same(self, group: Group, forced: bool = False) -> Shape | None:
+        """Its jobs on its nodes, judged anew."""
+        shape = group.shape
+        standings = list(group.standings.values())
+        return self.shapes.judge(
+            shape.pair, shape.training_nodes, shape.rollout_nodes, standings, shape.places, forced
+        )
+
+    def _shape_without(self, group: Group, names: set[str], forced: bool = False) -> Shape | None:
+        """The others on the nodes they have; rollout nodes that nobody uses are left out."""
+        shape = group.shape
+        placed = zip(shape.turns, shape.places, strict=True)
+        stay = {turn.name: nodes for turn, nodes in placed if turn.name not in names}
+        used = sorted({node for nodes in stay.values() for node in nodes})
+        count = shape.training_nodes if shape.shared else len(used)
+        number = {node: node if shape.shared else place for place, node in enumerate(used)}
+        return self.shapes.judge(
+            shape.pair,
+            shape.training_nodes,
+            count,
+            [group.standings[name] for name in stay],
+            [tuple(number[node] for node in nodes) for nodes in stay.values()],
+            forced,
+        )
+
+    def _without(self, group: Group, names: set[str]) -> None:
+        """Takes jobs out of a group; the last one takes the group with it."""
+        for name in names:
+            del self.home[name]
+        rest = {name: each for name, each in group.standings.items() if name not in names}
+        if not rest:
+            self._dissolve(group)
+            return
+        shape = self._shape_without(group, names, forced=True)
+        assert shape is not None
+        self._become(group, shape, rest)
+
+    def _dissolve(self, group: Group) -> None:
+        shared = group.shape.shared
+        self.nodes.give_back(group.training_nodes if shared else group.training_nodes + group.rollout_nodes)
+        del self.groups[group.number]
+        self._changed.add(group.number)
+
+    def _founded(self, shape: Shape) -> Group:
+        """A new group, still without jobs and nodes."""
+        group = Group(self._number, shape, {}, (), ())
+        self._number += 1
+        self.groups[group.number] = group
+        return group
+
+    def _improved(self, numbers: set[int | None]) -> list[Decision]:
+        """Packs groups closer together as long as that pays: these first, then those with most room."""
+        if not self.regroup:
+            return []
+        found: list[Decision] = []
+        effort = Effort()
+        first = sorted(number for number in numbers if number is not None and number in self.groups)
+        roomy = heapq.nsmallest(
+            ROOMY, self.groups.values(), key=lambda group: (-group.room.total, group.number)
+        )
+        queue = deque(dict.fromkeys([*first, *(group.number for group in roomy)]))
+        done = 0
+        while queue and effort.left > 0 and done < ROUNDS:
+            number = queue.popleft()
+            plan = self._better(number, effort) if number in self.groups else None
+            if plan is not None:
+                found += self._regrouped(plan)
+                done += 1
+                queue.extendleft({self.home[turn.name] for shape in plan.shapes for turn in shape.turns})
+        return found
+
+    def _grows(self, shape: Shape, kept: int | None) -> float:
+        """How much more a shape costs than the group that takes it."""
+        return shape.price - (0.0 if kept is None else self.groups[kept].shape.price)
+
+    def _better(self, number: int, effort: Effort) -> Regrouping | None:
+        return better(self.shapes, self.groups, self.nodes, self.groups[number], effort)
+
+    def _regrouped(self, plan: Regrouping) -> list[Decision]:
+        """Gives groups their new shapes, those that shrink first: their nodes are there for the others."""
+        before = {name: self.groups[self.home[name]].nodes_of(name) for name in plan.jobs}
+        standings = {name: self.standing(name) for name in plan.jobs}
+        for number in plan.groups:
+            if number not in plan.kept:
+                self._dissolve(self.groups[number])
+        found = []
+        shapes = zip(plan.shapes, plan.kept, strict=True)
+        for shape, kept in sorted(shapes, key=lambda each: self._grows(*each)):
+            if kept is None:
+                group = self._founded(shape)
+            else:
+                group = self.groups[kept]
+                stay = {turn.name for turn in shape.turns}
+                group.standings = {n: s for n, s in group.standings.items() if n in stay}
+            self._become(group, shape, {turn.name: standings[turn.name] for turn in shape.turns})
+        for name, nodes in before.items():
+            group = self.groups[self.home[name]]
+            if group.nodes_of(name) != nodes:
+                self._moved.add(name)
+                rollout, training = group.nodes_of(name)
+                why = f"groups {', '.join(map(str, plan.groups))} cost ${plan.saved:,.2f}/h less so"
+                found.append(
+                    Decision(
+                        name,
+                        "moved",
+                        group.number,
+                        tuple(sorted(rollout)),
+                        tuple(sorted(training)),
+                        -plan.saved / max(1, len(plan.jobs)),
+                        group.shape.slowdown(name),
+                        why,
+                    )
+                )
+        return found
+
+
+def by_price(scheduler: Scheduler, standing: Standing) -> Place | None:
+    """Where it adds least."""
+    return cheapest(scheduler.shapes, scheduler.groups.values(), scheduler.nodes, standing)
+
+
+def _why(place: Place, beside: Sequence[str]) -> str:
+    names = ", ".join(beside)
+    if place.how == "packed":
+        return f"beside {names}: no node is added"
+    if place.how == "scaled":
+        return f"beside {names} with rollout nodes of its own: ${place.added:,.2f}/h more"
+    passed = ", ".join(f"{count} {reason}" for reason, count in sorted(place.passed_over.items()))
+    return f"a group of its own: ${place.added:,.2f}/h more" + (f"; others not: {passed}" if passed else "")

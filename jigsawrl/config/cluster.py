@@ -1,0 +1,190 @@
+"""Cluster files (pools of nodes, and what they cost) and jobs files (what is to run on them, and since when)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from jigsawrl.config.fields import Count, Name, NotNegative, Positive, Settings, Text, refuse
+from jigsawrl.config.messages import explain, joined
+from jigsawrl.config.pipelines import AtLeastOne, is_profile_file
+from jigsawrl.config.runfile import overridden, read_run_file
+from jigsawrl.errors import JigsawError
+
+Config = TypeVar("Config", bound=BaseModel)
+
+
+class KindConfig(Settings):
+    """A kind of accelerator of one's own, beside the built-in ones."""
+
+    flops: Positive
+    """TFLOP/s of dense 16-bit arithmetic."""
+    memory_bandwidth: Positive
+    """TB/s of its memory."""
+    device_memory: Positive
+    """GB."""
+    host_memory: Positive = 256.0
+    """GB of host memory for each accelerator."""
+    link: Positive = 200.0
+    """GB/s to the others of its node."""
+    host_link: Positive = 24.0
+    """GB/s between host and device."""
+    network: Positive = 25.0
+    """GB/s to other nodes."""
+    price: NotNegative
+    """Dollars an hour."""
+
+
+class PoolConfig(Settings):
+    """Nodes of one kind."""
+
+    kind: Text
+    """h100, h200, a100, h20, h800, or one of `kinds`."""
+    runs: Literal["rollout", "training", "both"]
+    """Which phases its nodes may run."""
+    nodes: Count | None = None
+    """How many there are; null: as many as are asked for."""
+    gpus: Annotated[int, Field(strict=True, ge=1, le=64)] = 8
+    """In each node."""
+    host_memory: Positive | None = None
+    """GB of each node that resident jobs may fill; null: what its kind has for each accelerator."""
+    price: NotNegative | None = None
+    """Dollars an hour for each accelerator; null: its kind's."""
+
+
+class ClusterConfig(Settings):
+    """Pools to rent nodes of, and how to plan."""
+
+    name: Name = "cluster"
+    """By default the name of the file."""
+    quantile: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
+    """Of phase durations to plan with; 1: every response at the token limit."""
+    max_group: Annotated[int, Field(strict=True, ge=1, le=8)] = 5
+    """Jobs in a group, at most."""
+    link: Positive = 20.0
+    """Gbit/s between pools; new weights cross it once a step."""
+    profile: Text = "h100-traces"
+    """Measured workloads that durations of models are carried over from: built in, or a file of `jigsaw fit`."""
+    kinds: dict[Name, KindConfig] = Field(default_factory=dict)
+    """Accelerators of one's own, by name."""
+    pools: Annotated[dict[Name, PoolConfig], Field(min_length=1, max_length=32)]
+    """By name."""
+
+
+class JobConfig(Settings):
+    """One job: a model and its lengths, or measured seconds, or both."""
+
+    model: Text | None = None
+    """A known one, such as Qwen3-8B; null: seconds and memory are given."""
+    sequences: Count = 1024
+    """In a step: prompts times samples."""
+    max_tokens: Count = 8192
+    """Of a response."""
+    prompt_tokens: Count = 512
+    """Of a prompt, on the mean."""
+    turns: Count = 1
+    """Generations of a sequence."""
+    tool_seconds: NotNegative = 0.0
+    """Wait of the whole batch for tools, after each turn but the last."""
+    rollout: Positive | None = None
+    """Seconds, typically, on the first pool that runs rollouts; null: estimated from the model."""
+    training: Positive | None = None
+    """The same on the first pool that runs training."""
+    rollout_worst: Positive | None = None
+    """Seconds with every response at the token limit; null: estimated, or the typical ones."""
+    training_worst: Positive | None = None
+    """The same of the training."""
+    spread: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)] | None = None
+    """Of durations from step to step, standard deviation of their logarithm; null: estimated, or none."""
+    rollout_nodes: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
+    """Nodes that a rollout takes."""
+    training_nodes: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
+    """Nodes that a training takes."""
+    rollout_memory: NotNegative | None = None
+    """GB of host memory that it keeps on each rollout node; null: what models of its size keep, or none."""
+    training_memory: NotNegative | None = None
+    """The same on each training node."""
+    max_slowdown: AtLeastOne = 1.5
+    """Times as long as alone, at most: its SLO."""
+    steps: Count = 100
+    """To make."""
+    arrival: NotNegative = 0.0
+    """Hours after the start at which it comes."""
+    priority: Annotated[int, Field(strict=True)] = 0
+    """Higher goes first."""
+    tenant: Name | None = None
+    """Whose it is; nodes that become free go to the tenant who has least."""
+    deadline: Positive | None = None
+    """Hours after its arrival at which it should be done; null: none."""
+    drift: Annotated[float, Field(strict=True, allow_inf_nan=False, gt=-1, le=10)] = 0.0
+    """Part by which its phases are longer in the end than in the beginning."""
+
+    @model_validator(mode="after")
+    def _known(self) -> JobConfig:
+        if self.model is None and (self.rollout is None or self.training is None):
+            raise refuse("needs a model, or seconds of both rollout and training")
+        for phase in ("rollout", "training"):
+            typical, worst = getattr(self, phase), getattr(self, f"{phase}_worst")
+            if worst is not None and typical is None:
+                raise refuse(f"{phase}_worst needs {phase} beside it")
+            if worst is not None and worst < typical:
+                raise refuse(f"{phase}_worst is {worst:g}, less than {phase} ({typical:g})")
+        return self
+
+
+class FailureConfig(Settings):
+    """A node that breaks."""
+
+    node: Text
+    """Its pool and number, such as rollout-0."""
+    at: NotNegative
+    """Hours after the start."""
+    hours: Positive
+    """Until it works again."""
+
+
+class JobsConfig(Settings):
+    """Jobs, for a plan or, as they arrive, for a simulation."""
+
+    name: Name = "jobs"
+    """By default the name of the file."""
+    jobs: Annotated[dict[Name, JobConfig], Field(min_length=1, max_length=20_000)]
+    """By name."""
+    failures: dict[Name, FailureConfig] = Field(default_factory=dict)
+    """Broken nodes, by any name."""
+
+
+def holds_pools(path: Path) -> bool:
+    """Whether it is a cluster file."""
+    return "pools" in read_run_file(path)
+
+
+def load_cluster_file(path: Path, overrides: Sequence[str] = ()) -> ClusterConfig:
+    """The pools of a cluster file, with `a.b=c` overrides. A profile's path is relative to the file."""
+    return _loaded(ClusterConfig, path, overrides, "cluster file")
+
+
+def load_jobs_file(path: Path) -> JobsConfig:
+    """The jobs of a jobs file."""
+    return _loaded(JobsConfig, path, (), "jobs file")
+
+
+def _loaded(model: type[Config], path: Path, overrides: Sequence[str], what: str) -> Config:
+    try:
+        data = overridden(path, overrides, _anchor)
+    except JigsawError as error:
+        raise JigsawError(str(error).replace("run file", what)) from None
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        lines = joined(explain(error, model, data)).replace("run file", what)
+        raise JigsawError(f"{path}: {lines}") from None
+
+
+def _anchor(data: dict[str, Any], folder: Path) -> None:
+    if is_profile_file(data.get("profile")):
+        data["profile"] = os.path.abspath(folder / os.path.expanduser(data["profile"]))
