@@ -46,7 +46,8 @@ def pipelines(device: str, scale: float, seed: int) -> dict[str, dict[str, Any]]
     for run in runs.values():
         run["steps"] = max(4, round(scale * run["steps"]))
         noise = 0.65 if run["rollout"] is short else 0.4
-        run["model"] = {"path": "tiny", "tiny": {**SHAPE, "warmup_noise": noise}}
+        warm = {"warmup_noise": noise, "warmup_steps": round(300 * max(0.2, scale))}
+        run["model"] = {"path": "tiny", "tiny": {**SHAPE, **warm}}
         run |= {"seed": seed, "trainer": {"lr": 3e-4, "schedule": "linear"}, "device": device}
         run |= {"checkpoint": {"every": 1000}, "telemetry": {"tensorboard": False}}
     return runs

@@ -134,7 +134,9 @@ def set_up_torch(config: RunConfig, device: str) -> None:
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(config.threads or max(1, cores // config.workers))
     if device.startswith("cuda"):
-        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every length: 60 to 90 ms, seen on an H200
+        torch.backends.cuda.enable_cudnn_sdp(
+            False
+        )  # it plans anew for every length: 60 to 90 ms, seen on an H200
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=device == "cpu")
