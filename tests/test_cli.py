@@ -151,10 +151,22 @@ def test_training_while_being_imported_says_how_to_guard_it(
     assert files_in(tmp_path) == {"train.py"}
 
 
+def hears_interrupts() -> None:
+    """A shell's background jobs do not, nor what they start: whoever runs these tests may be one."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupt_is_one_line_and_130(tmp_path: Path, environment: dict[str, str]) -> None:
     os.mkfifo(tmp_path / "run.yaml")
     command = [sys.executable, "-m", "jigsawrl", "run", "run.yaml"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hears_interrupts,
+    )
     with process:
         with (tmp_path / "run.yaml").open("w"):  # opens as soon as the command reads
             process.send_signal(signal.SIGINT)
