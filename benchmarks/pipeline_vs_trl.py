@@ -406,7 +406,7 @@ def same_loss(ours: Ours, theirs: Trl) -> tuple[float, float, float]:
     some are clipped.
     """
     generator = torch.Generator().manual_seed(theirs.seed)
-    trajectories = ours.workers.rollout(ours.pipeline.source.take(theirs.size.prompts), 0)[0].trajectories
+    trajectories = ours.rollouts.run(ours.pipeline.source.take(theirs.size.prompts), 0)
     batch = make_batch(trajectories)
     lengths = batch.lengths
     values = batch.values

@@ -143,6 +143,7 @@ def traced_rollout(config: RunConfig, tokenizer: Any, engine: Generation, longes
 
 
 def remember_nothing(self: Beside, step: int, workers: Any, state: Any) -> Callable[[], dict[str, Any]]:
+    self.drawn.forget()
     return dict
 
 

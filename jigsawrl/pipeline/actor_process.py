@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-REPORT_S = 2.0
-REPORT_PART = 0.02
+REPORT_S, REPORT_PART = 2.0, 0.02
+"""Seconds between two words about what is under way, at least, and the part of the time that saying them may take."""
 
 
 def send(pipe: Connection, message: Any) -> None:
