@@ -7,8 +7,8 @@ tool in between. All run for real: drivers, actors, scheduler, shares, MPS (`tra
 `serial` gives every pipeline the whole GPU, alone, with the same engine and trainer. Throughput is tokens generated
 and trained on over the time from the first phase to the end of the last; setting processes up is not in it, and each
 process makes its kernels and graphs before. Every policy knows what the serial run measured (`profile:`), as users
-have it from `jigsaw profile`. The ablation leaves one lever of `jigsaw` out at a time. With a limit of time the sides
-are run in the order of the table until it is over.
+have it from `jigsaw profile`; what sharing costs is the built-in table of an H200. The ablation leaves one lever of
+`jigsaw` out at a time. With a limit of time the sides are run in the order of the table until it is over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from safetensors.torch import save_file
 
 from jigsawrl.config.pipelines import load_mix
 from jigsawrl.errors import JigsawError
-from jigsawrl.graph.profile import load_profile, write_profile
 from jigsawrl.model.folder import places
 from jigsawrl.model.spec import spec_from_config
 from jigsawrl.model.transformer import Transformer
@@ -75,10 +74,10 @@ class Traced:
 
 
 FOUR = {
-    "gsm8k-small": Traced("0.5B", "gsm8k_qwen3-0.6b", prompts=8, steps=2),
+    "gsm8k-small": Traced("0.5B", "gsm8k_qwen3-0.6b", prompts=8, steps=3),
     "math-small": Traced("0.5B", "math_qwen3-0.6b", prompts=4, steps=1, cached=1.0),
-    "gsm8k-large": Traced("1.5B", "gsm8k_qwen3-4b-instruct", prompts=16, steps=2, cached=0.25),
-    "tools-large": Traced("1.5B", "gsm8k_qwen3-4b-instruct", prompts=4, steps=2, turns=3, latency=1.5),
+    "gsm8k-large": Traced("1.5B", "gsm8k_qwen3-4b-instruct", prompts=16, steps=3, cached=0.25),
+    "tools-large": Traced("1.5B", "gsm8k_qwen3-4b-instruct", prompts=4, steps=3, turns=3, latency=1.5),
 }
 """Each takes about as long alone as the others."""
 EIGHT = {name: FOUR[name] for name in ("gsm8k-small", "math-small", "tools-large")} | {
@@ -154,14 +153,11 @@ class Bench:
         each = {name: ended[name] - began[name] for name in names}
         return Run(seconds, tokens, each, took - seconds, out)
 
-    def profile(self, serial: Run, table: Path | None) -> Path:
-        """What the serial run measured of each pipeline, and on a GPU what sharing it costs: `jigsaw profile`."""
+    def profile(self, serial: Run, measure: bool) -> Path:
+        """What the serial run measured of each pipeline, and if asked what sharing this GPU costs."""
         path = serial.out / PROFILE
-        if table is None:
+        if measure:
             add_table(load_mix(serial.out.with_suffix(".yaml")), serial.out, path, say)
-        else:
-            known = load_profile(table).interference
-            write_profile(replace(load_profile(path), interference=known), path)
         return path
 
 
@@ -250,7 +246,9 @@ def main() -> int:
     parser.add_argument("--longest", type=int, default=8192, help="tokens of a sample at most")
     parser.add_argument("--part", type=float, default=1.0, help="of the steps")
     parser.add_argument(
-        "--table", type=Path, help="a profile whose interference table is taken, not measured anew"
+        "--measure",
+        action="store_true",
+        help="measure the interference table, as `jigsaw profile` does (60 s)",
     )
     parser.add_argument("--limit", type=float, default=480.0, help="seconds after which no side is begun")
     parser.add_argument("--keep", type=Path, help="a folder for the profile and every run's events")
@@ -282,7 +280,7 @@ def main() -> int:
         shown("one step each, not counted: it compiles kernels", bench.run(four, "concurrent", steps=1))
         runs = {"serial": shown("serial", bench.run(four, "serial"))}
         alone = dict(runs["serial"].each)
-        profile = bench.profile(runs["serial"], options.table)
+        profile = bench.profile(runs["serial"], options.measure)
         failed: dict[str, str] = {}
         for side in chosen:
             if time.perf_counter() - began > options.limit:

@@ -196,33 +196,31 @@ def _splits(count: int) -> tuple[tuple[int, ...], ...]:
 
 H200 = Interference(
     name="h200",
-    source="one NVIDIA H200, torch 2.11, green contexts and MPS, 1.5B and 0.5B models; `bulk` is interpolated "
-    "between a decode of 64 sequences and training; a link is divided evenly, which was not measured",
+    source="`jigsaw profile` on one NVIDIA H200 with a model of 1.5B, torch 2.11, processes under MPS of which only "
+    "trainings keep to a part (a green context), and crowds of four decodes, or of three and a training, by hand; "
+    "`bulk` is a decode of 64 sequences; a link is divided evenly, which was not measured",
     alone={
-        "tail": (
-            (0.0, 0.0),
-            (0.06, 0.25),
-            (0.12, 0.44),
-            (0.18, 0.58),
-            (0.24, 0.69),
-            (0.36, 0.85),
-            (0.48, 0.92),
-            (1.0, 1.0),
-        ),
-        "bulk": ((0.0, 0.0), (0.2, 0.50), (0.36, 0.70), (0.48, 0.80), (0.64, 0.89), (1.0, 1.0)),
-        "compute": ((0.0, 0.0), (0.52, 0.67), (0.64, 0.77), (0.76, 0.82), (0.88, 0.91), (1.0, 1.0)),
+        "tail": ((0, 0), (0.125, 0.793), (0.25, 0.866), (0.375, 0.951), (0.5, 1), (1, 1)),
+        "bulk": ((0, 0), (0.125, 0.778), (0.25, 0.875), (0.375, 0.917), (0.5, 1), (1, 1)),
+        "compute": ((0, 0), (0.25, 0.4), (0.5, 0.74), (0.625, 0.82), (0.75, 0.88), (0.875, 0.88), (1, 1)),
     },
     beside={
-        ("tail", "tail"): ((0, 1.0), (1, 0.68), (3, 0.60), (7, 0.45)),
-        ("tail", "bulk"): ((0, 1.0), (1, 0.70), (3, 0.50)),
-        ("tail", "compute"): ((0, 1.0), (1, 0.80), (3, 0.60)),
-        ("bulk", "tail"): ((0, 1.0), (1, 0.85), (3, 0.70)),
-        ("bulk", "bulk"): ((0, 1.0), (1, 0.68), (3, 0.50)),
-        ("bulk", "compute"): ((0, 1.0), (1, 0.85), (3, 0.65)),
-        ("compute", "tail"): ((0, 1.0), (1, 0.92), (3, 0.85)),
-        ("compute", "bulk"): ((0, 1.0), (1, 0.90), (3, 0.80)),
-        ("compute", "compute"): ((0, 1.0), (1, 0.88), (3, 0.80)),
-        ("link", "link"): ((0, 1.0), (1, 1 / 2), (2, 1 / 3), (3, 1 / 4), (5, 1 / 6), (7, 1 / 8)),
+        ("tail", "tail"): ((0, 1), (1, 0.68), (3, 0.506), (7, 0.304)),
+        ("tail", "bulk"): ((0, 1), (1, 0.57), (3, 0.325), (7, 0.195)),
+        ("tail", "compute"): ((0, 1), (1, 0.82), (2, 0.444)),
+        ("bulk", "tail"): ((0, 1), (1, 0.74), (3, 0.548), (7, 0.339)),
+        ("bulk", "bulk"): ((0, 1), (1, 0.67), (3, 0.371), (7, 0.23)),
+        ("bulk", "compute"): ((0, 1), (1, 0.72), (2, 0.41)),
+        ("compute", "tail"): ((0, 1), (1, 0.7)),
+        ("compute", "bulk"): ((0, 1), (1, 0.689)),
+        ("compute", "compute"): ((0, 1), (1, 0.716)),
+        ("link", "link"): ((0, 1), (1, 1 / 2), (2, 1 / 3), (3, 1 / 4), (5, 1 / 6), (7, 1 / 8)),
+    },
+    learned={
+        ("tail", ("bulk", "compute")): Felt(1.03, 1.0),
+        ("bulk", ("compute", "tail")): Felt(1.2, 1.0),
+        ("compute", ("bulk", "tail")): Felt(1.35, 1.0),
+        ("tail", ("compute", "tail", "tail")): Felt(1.07, 1.0),
     },
 )
 """Checked against the measured pairs in tests/graph/test_interference.py."""

@@ -27,14 +27,18 @@ SHARING: list[Signature] = ["compute", "bulk", "tail"]
 
 MEASURED = [
     # what runs, its share, its neighbour, the neighbour's share, the speed measured on an H200
-    ("tail", 32 / 132, "compute", 100 / 132, 0.54),
-    ("tail", 48 / 132, "compute", 84 / 132, 0.68),
-    ("compute", 100 / 132, "tail", 32 / 132, 0.72),
-    ("compute", 84 / 132, "tail", 48 / 132, 0.69),
-    ("bulk", 64 / 132, "compute", 68 / 132, 0.70),
-    ("compute", 68 / 132, "bulk", 64 / 132, 0.60),
-    ("tail", 0.5, "tail", 0.5, 0.63),
-    ("compute", 0.5, "compute", 0.5, 0.57),
+    ("tail", 6 / 16, "compute", 10 / 16, 0.78),
+    ("compute", 10 / 16, "tail", 6 / 16, 0.56),
+    ("tail", 4 / 16, "compute", 12 / 16, 0.71),
+    ("compute", 12 / 16, "tail", 4 / 16, 0.62),
+    ("bulk", 8 / 16, "compute", 8 / 16, 0.72),
+    ("compute", 8 / 16, "bulk", 8 / 16, 0.51),
+    ("bulk", 4 / 16, "compute", 12 / 16, 0.63),
+    ("compute", 12 / 16, "bulk", 4 / 16, 0.59),
+    ("tail", 0.5, "tail", 0.5, 0.68),
+    ("bulk", 0.5, "bulk", 0.5, 0.67),
+    ("tail", 0.5, "bulk", 0.5, 0.57),
+    ("compute", 0.5, "compute", 0.5, 0.53),
 ]
 
 
