@@ -228,7 +228,7 @@ def damaged(path: Path, damage: str) -> None:
         ("half a manifest", "it is torn, manifest.json is damaged"),
         ("outside", "it is torn, manifest.json is damaged"),
         ("moved", "step-000077 is not used: it is of step 9, which is not what its name says"),
-        ("newer", "it has format 99, of a newer jigsawrl; this one reads 1"),
+        ("newer", "it has format 99, of a newer jigsawrl; this one reads 2"),
         ("link", "it is a link or a file, not a folder"),
     ],
 )
