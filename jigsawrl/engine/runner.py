@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from jigsawrl.engine.attention import (
@@ -99,6 +100,24 @@ class Runner:
     def run(self, batch: list[Scheduled]) -> Tensor:
         """Logits [n, vocabulary] of the n sequences that this pass completes, in batch order."""
         tokens, positions, slots, last = self._flatten(batch)
+        device = self.model.device
+        if self.decoder is not None:
+            hidden = self._packed(self.decoder, batch, tokens, positions, slots)
+        else:
+            hidden = self._eager(batch, tokens, positions, slots)
+        rows = hidden.index_select(0, torch.tensor(last, dtype=torch.int64, device=device))
+        if self.deterministic and len(last) % TILE:
+            return self.linear(F.pad(rows, (0, 0, 0, -len(last) % TILE)), self.model.head, None)[: len(last)]
+        return self.linear(rows, self.model.head, None)
+
+    def _eager(
+        self,
+        batch: list[Scheduled],
+        tokens: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        slots: NDArray[np.int64],
+    ) -> Tensor:
+        """Hidden states, through torch's operators."""
         groups, chunks = self._attention_plan(batch)
         device = self.model.device
         assert self.cache is not None, "the engine sleeps"
@@ -106,16 +125,34 @@ class Runner:
             self.model.spec, self.cache, torch.from_numpy(slots).to(device), groups, chunks
         )
         owners = [(item.sequence.owner.number, item.tokens) for item in batch]
-        hidden = self.model(
+        hidden: Tensor = self.model(
             torch.from_numpy(tokens).to(device),
             torch.from_numpy(positions).to(device),
             attend,
             mixed(self.linear, owners, self.beside, TILE if self.deterministic else 1, device),
         )
-        rows = hidden.index_select(0, torch.tensor(last, dtype=torch.int64, device=device))
-        if self.deterministic and len(last) % TILE:
-            return self.linear(F.pad(rows, (0, 0, 0, -len(last) % TILE)), self.model.head, None)[: len(last)]
-        return self.linear(rows, self.model.head, None)
+        return hidden
+
+    def _packed(
+        self,
+        decoder: Decoder,
+        batch: list[Scheduled],
+        tokens: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        slots: NDArray[np.int64],
+    ) -> Tensor:
+        """Hidden states, through kernels."""
+        from jigsawrl.engine.cuda.prefill import Chunks
+
+        sequences = [item.sequence for item in batch]
+        adapters = [decoder.slot_of(s.owner) if self.beside.get(s.owner.number) else -1 for s in sequences]
+        chunks = Chunks(
+            np.array([item.tokens for item in batch]),
+            np.array([s.computed for s in sequences]),
+            np.array(adapters),
+            [s.blocks for s in sequences],
+        )
+        return decoder.prefill.run(tokens, positions, slots, chunks)
 
     def _flatten(self, batch: list[Scheduled]) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
         """Tokens, positions and cache slots of the pass, and the rows whose logits are wanted."""

@@ -1,10 +1,12 @@
-"""The CUDA decode path against float32, on fresh random numbers, for every batch size that it has a graph for."""
+"""The CUDA paths of prompts and of decoding against float32, on fresh random numbers, for every batch size that
+decoding has a graph for."""
 
 from __future__ import annotations
 
 import copy
 import random
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from small_models import LetterTokenizer, random_model
 from jigsawrl.engine.attention import KVCache
 from jigsawrl.engine.engine import Engine
 from jigsawrl.engine.sampler import keyed_uniforms
+from jigsawrl.engine.sequence import Owner
 from jigsawrl.engine.shared import SharedEngine
 from jigsawrl.engine.types import Request, SampleKey, SampleOutput, SamplingParams
 from jigsawrl.model.lora import TARGETS, Lora, adapters_on, add_lora, linears, lora_state, share_base
@@ -23,12 +26,26 @@ from jigsawrl.model.transformer import Transformer
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
     pytest.skip("needs an NVIDIA GPU of the Hopper kind or newer", allow_module_level=True)
 
-from jigsawrl.engine.cuda.adapters import AdapterScratch, Stack, expand, shrink
+from jigsawrl.engine.cuda.adapters import AdapterScratch, Stack, beside, expand, shrink
 from jigsawrl.engine.cuda.attention import Cut
+from jigsawrl.engine.cuda.chunks import FEW as FEW_TOKENS
+from jigsawrl.engine.cuda.chunks import ChunkAttention
 from jigsawrl.engine.cuda.decoder import LADDER
 from jigsawrl.engine.cuda.linear import Scratch, linear
+from jigsawrl.engine.cuda.prefill import LADDER as PREFILL_LADDER
+from jigsawrl.engine.cuda.prefill import Chunks, packed
 from jigsawrl.engine.cuda.step import DecodeStep, Rows
-from jigsawrl.engine.cuda.tilings import HEAD, HEAD_TILE, MOST_ROWS, PLAIN, RESIDUAL, SWIGLU, tiling
+from jigsawrl.engine.cuda.tilings import (
+    HEAD,
+    HEAD_TILE,
+    MOST_ROWS,
+    PLAIN,
+    RESIDUAL,
+    SWIGLU,
+    rows_padded,
+    tiling,
+    with_room,
+)
 
 CUDA = torch.device("cuda")
 FEW = [size for size in LADDER if size <= MOST_ROWS]
@@ -157,17 +174,21 @@ def test_products_with_a_mix_of_adapters_are_those_of_float32(shape, count):
         slot_of[rows.long()] = torch.tensor([stack.slots.get(7 + i, -1) for i in who], dtype=torch.int32).to(
             CUDA
         )
-        low = shrink(x, stack.matrices[w], stack.rank, count, rows, slot_of, AdapterScratch.of(stack, count))
+        adapters = beside(stack.matrices[w], stack.rank, rows, slot_of, AdapterScratch.of(stack, count))
         wanted = with_adapters(x.float(), x.float() @ w.float().T, loras, who)
         if count > MOST_ROWS:
             out = x @ w.T
-            expand(low, out, count)
+            shrink(x, adapters, count)
+            expand(out, adapters, count)
             assert distance(out, wanted) < 6e-3
             continue
         out = torch.full((count, len(w)), float("nan"), dtype=torch.bfloat16, device=CUDA)
         stream = before.clone()
-        how = tiling(count, *w.shape, epilogue)
-        linear(x, w, count, epilogue, how, scratch, out=out, residual=stream, next_norm=norm, low=low)
+        how = with_room(tiling(count, *w.shape, epilogue), rows_padded(count), epilogue)
+        linear(
+            x, w, count, epilogue, how, scratch,
+            out=out, residual=stream, next_norm=norm, adapters=adapters,
+        )  # fmt: skip
         if epilogue == RESIDUAL:
             assert distance(stream, before.float() + wanted) < 6e-3
         elif epilogue == SWIGLU:
@@ -302,6 +323,116 @@ def test_attention_is_that_of_float32_and_writes_only_the_new_keys_and_values(fa
     torch.testing.assert_close(cache.keys[0], keys, rtol=2e-2, atol=2e-2)
     changed = (cache.values[0] != values).sum()
     assert int(changed) == 0
+
+
+GROUPS = [(4, 4, 64), (8, 1, 64), (14, 2, 64), (12, 2, 128), (28, 4, 128), (5, 5, 128)]
+"""Heads, key heads and head size."""
+
+
+SPANS = [(0, 1), (0, 16), (15, 2), (16, 1), (63, 65), (500, 30), (2999, 1), (0, 2000), (3000, 200)]
+"""Cached tokens and new ones; the first seven make a pass of few tokens."""
+
+
+@pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
+@pytest.mark.parametrize("heads", GROUPS, ids=str)
+@torch.inference_mode()
+def test_attention_of_chunks_is_that_of_float32_over_their_prefix_and_writes_only_their_keys(heads, few):
+    count, kv_heads, head_dim = heads
+    sizes = {"num_attention_heads": count, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    spec, size, rng = random_model("llama", num_hidden_layers=1, **sizes).spec, 16, random.Random(count)
+    spans = SPANS[:7]
+    if not few:
+        spans = SPANS + [(rng.randrange(300), rng.randrange(1, 100)) for _ in range(20)]
+    assert (sum(length for _, length in spans) <= FEW_TOKENS) == few
+    each = [-(-(context + length) // size) for context, length in spans]
+    cache = KVCache(spec, sum(each) + 1, size, torch.bfloat16, CUDA)
+    cache.keys.normal_()
+    cache.values.normal_()
+    ids = iter(torch.randperm(sum(each)).tolist())
+    blocks = [[next(ids) for _ in range(number)] for number in each]
+    places = [
+        (torch.tensor(line)[:, None] * size + torch.arange(size)).flatten()[: context + length]
+        for line, (context, length) in zip(blocks, spans, strict=True)
+    ]
+    contexts, lengths = np.array(spans).T
+    positions = np.concatenate([np.arange(c, c + n) for c, n in spans])
+    new = torch.cat([place[context:] for place, (context, _) in zip(places, spans, strict=True)])
+    chunks = Chunks(lengths, contexts, np.full(len(spans), -1), blocks)
+    rows = len(positions)
+    flat, tiles = packed(np.zeros(rows, np.int64), positions, new.numpy(), chunks, spec)
+    flat = flat.to(CUDA)
+    attend = ChunkAttention(
+        spec, cache, flat[rows : 2 * rows], flat[2 * rows : 3 * rows],
+        flat[4 * rows : 8 * rows].view(rows, 4)[:tiles], flat[8 * rows :],
+    )  # fmt: skip
+    # Views of wider rows, as the model's are.
+    qkv = noise(rows, count + 2 * kv_heads, head_dim)
+    q, k, v = qkv.split((count, kv_heads, kv_heads), dim=1)
+    keys, values = cache.tokens[0][0].clone(), cache.tokens[0][1].clone()
+    keys[new.to(CUDA)], values[new.to(CUDA)] = k, v
+    out, start = attend(0, q, k, v), 0
+    assert torch.equal(cache.tokens[0][0], keys)
+    assert torch.equal(cache.tokens[0][1], values)
+    for (context, length), place in zip(spans, places, strict=True):
+        seen = torch.arange(context + length) <= torch.arange(context, context + length)[:, None]
+        expected = F.scaled_dot_product_attention(
+            q[start : start + length].float().transpose(0, 1)[None],
+            keys[place.to(CUDA)].float().transpose(0, 1)[None],
+            values[place.to(CUDA)].float().transpose(0, 1)[None],
+            attn_mask=seen.to(CUDA),
+            enable_gqa=True,
+        )[0].transpose(0, 1)
+        assert distance(out[start : start + length], expected) < 8e-3, (context, length)
+        start += length
+
+
+@pytest.mark.parametrize("rows", [1, 17, 500, PREFILL_LADDER[-1], PREFILL_LADDER[-1] + 1])
+def test_a_packed_pass_is_the_forward_of_each_sequences_own_model_and_waits_for_nothing(rows):
+    base = cuda_model("qwen3", **KINDS[1][1])
+    engine = SharedEngine(base, num_blocks=400, max_num_seqs=16, max_num_batched_tokens=2048)
+    models = [base, *(adapted(base, number) for number in range(3))]
+    for number, model in enumerate(models):
+        engine.join(str(number), model, LetterTokenizer())
+    decoder = engine.runner.decoder
+    assert decoder is not None
+    rng, size = random.Random(rows), 16
+    cuts = sorted(rng.sample(range(1, rows), min(rows - 1, 7)))
+    lengths = [b - a for a, b in pairwise([0, *cuts, rows])]
+    contexts = [rng.randrange(100) for _ in lengths]
+    whose = [rng.randrange(4) for _ in lengths]
+    sequences = [
+        torch.randint(0, 1000, (context + length,)) for context, length in zip(contexts, lengths, strict=True)
+    ]
+    slots = [-1 if who == 0 else decoder.slot_of(Owner(who)) for who in whose]
+    blocks, given = [], 0
+    for sequence in sequences:
+        blocks.append(list(range(given, given + -(-len(sequence) // size))))
+        given += len(blocks[-1])
+
+    def run(spans: list[tuple[int, int]]) -> torch.Tensor:
+        tokens = np.concatenate([s[a:b].numpy() for s, (a, b) in zip(sequences, spans, strict=True)])
+        positions = [np.arange(a, b) for a, b in spans]
+        places = [np.array(b)[p // size] * size + p % size for b, p in zip(blocks, positions, strict=True)]
+        ends = np.array(spans)
+        chunks = Chunks(ends[:, 1] - ends[:, 0], ends[:, 0], np.array(slots), blocks)
+        return decoder.prefill.run(tokens, np.concatenate(positions), np.concatenate(places), chunks)
+
+    run([(0, max(context, 1)) for context in contexts])
+    spans = [(context, len(s)) for context, s in zip(contexts, sequences, strict=True)]
+    for _ in range(2):  # the second time it is captured
+        run(spans)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        hidden = run(spans)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    start = 0
+    for who, context, sequence in zip(whose, contexts, sequences, strict=True):
+        reference, count = in_float32(models[who]), len(sequence) - context
+        with torch.inference_mode():
+            wanted = reference(sequence.to(CUDA), torch.arange(len(sequence), device=CUDA), causal)
+        assert distance(hidden[start : start + count], wanted[context:]) < 0.03
+        start += count
 
 
 @pytest.mark.parametrize("slots", LADDER)

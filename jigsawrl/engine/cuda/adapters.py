@@ -15,23 +15,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from jigsawrl.engine.cuda.linear import DEPENDENT, LAUNCH, Low, prefetch_l2
-from jigsawrl.engine.cuda.tilings import MOST_ROWS, rows_padded
+from jigsawrl.engine.cuda.linear import DEPENDENT, LAUNCH, Beside
+from jigsawrl.engine.cuda.shrink import COLUMNS, ROWS, pieces, prefetch_a, shrink_tile
+from jigsawrl.engine.cuda.tilings import MOST_ROWS
 from jigsawrl.engine.mixed import Adapters
 from jigsawrl.model.lora import Lora
 
 MOST_RANK = 64
-COLUMNS = 128
-"""Of K that a program of the first product takes in a round."""
-REACH = 768
-"""Columns of K for one program: the longer K is, the more of them."""
+PROGRAMS = 132
+"""Of the first product, from which on K is not cut in pieces."""
 TILE = 128
 """Outputs of a program of the second product, where it is one of its own."""
+GATE_TILE = 64
+"""Likewise where the gate follows."""
 
 
 def fits(adapters: Adapters) -> bool:
@@ -51,6 +53,8 @@ class Matrices:
     a: Tensor
     b: Tensor
     scales: Tensor
+    index: int
+    """Of this matrix among those that have any."""
 
     @property
     def width(self) -> int:
@@ -99,6 +103,7 @@ class Stack:
             weight.new_zeros(len(parts) * slots * self.rank, inputs),
             weight.new_zeros(outputs, slots * self.rank),
             torch.zeros(slots, dtype=torch.float32, device=weight.device),
+            len(self.matrices),
         )
 
     def takes(self, owner: int, adapters: Adapters) -> bool:
@@ -139,53 +144,19 @@ def shrink_kernel(
     RANK: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
-    SPLIT: tl.constexpr,
+    PIECES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One slot's product with `a`, for one part of the outputs, over one piece of K."""
-    column = tl.program_id(0)
-    piece = tl.program_id(1)
-    chunk = tl.program_id(2)
-    slot = column % SLOTS
-    r = tl.arange(0, RANK)
-    k = tl.arange(0, BK)
-    m = chunk * BM + tl.arange(0, BM)
-    there = m < M
-    each = tl.cdiv(tl.cdiv(K, BK), SPLIT) * BK
-    start = piece * each
-    end = tl.minimum(start + each, K)
-    line = a + (column * RANK + r).to(tl.int64)[:, None] * K
-    row = tl.load(rows + m, mask=there, other=0)
-    mine = (tl.load(slot_of + row, mask=there, other=-1) == slot) & there
-    wanted = tl.max(mine.to(tl.int32), axis=0)
-    scale = tl.load(scales + slot)
+    """The first product as a kernel of its own."""
+    column, piece, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if PDL:
         gdc_launch_dependents()
-        if wanted > 0:
-            lead = tl.minimum(start + tl.arange(0, BK // 16) * 64, tl.maximum(end, 64) - 64)
-            prefetch_l2(line + lead[None, :])
+        prefetch_a(a, column, piece, K, RANK, PIECES, BK)
         gdc_wait()
-    acc = tl.zeros((RANK, BM), dtype=tl.float32)
-    if wanted > 0:
-        for at in range(start, end, BK):
-            inside = (at + k < end)[None, :]
-            weights = tl.load(line + (at + k)[None, :], mask=inside, other=0.0)
-            inputs = tl.load(x + m[:, None] * K + (at + k)[None, :], mask=mine[:, None] & inside, other=0.0)
-            acc = tl.dot(weights, tl.trans(inputs), acc)
-    if SPLIT > 1:
-        tile = chunk * (WIDTH // RANK) + column
-        place = partials + tile * SPLIT * RANK * BM + r[:, None] * BM + tl.arange(0, BM)[None, :]
-        tl.store(place + piece * RANK * BM, acc)
-        tl.debug_barrier()
-        arrived = tl.atomic_add(counters + tile, 1, sem="acq_rel")
-        if arrived != SPLIT - 1:
-            return
-        acc = tl.load(place, cache_modifier=".cg")
-        for other in tl.static_range(1, SPLIT):
-            acc += tl.load(place + other * RANK * BM, cache_modifier=".cg")
-        tl.store(counters + tile, 0)
-    out = low + m[None, :] * WIDTH + (column * RANK + r)[:, None]
-    tl.store(out, (acc * scale).to(tl.bfloat16), mask=there[None, :])
+    shrink_tile(
+        x, a, rows, slot_of, scales, low, partials, counters, counters, column, piece, chunk,
+        M, K, WIDTH, SLOTS, RANK, BM, BK, PIECES, False,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -238,6 +209,45 @@ def expand_kernel(
     tl.store(at, (old.to(tl.float32) + acc).to(tl.bfloat16), mask=inside)
 
 
+@triton.jit(do_not_specialize=["M"])
+def expand_swiglu_kernel(
+    low,
+    b,
+    gate_up,
+    out,
+    M,
+    F,
+    RANKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The second product of gate and up, and the gate: what the base's product has left is read once."""
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    c = tl.arange(0, CHUNK)
+    there, ours = m < M, n < F
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    line = gate_up + m.to(tl.int64)[:, None] * (2 * F) + n[None, :]
+    inside = there[:, None] & ours[None, :]
+    gate = tl.load(line, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(line + F, mask=inside, other=0.0).to(tl.float32)
+    for at in range(0, RANKS, CHUNK):
+        lows = low + m[:, None] * (2 * RANKS) + (at + c)[None, :]
+        weights = b + n.to(tl.int64)[:, None] * RANKS + (at + c)[None, :]
+        opening = tl.load(weights, mask=ours[:, None], other=0.0)
+        gate = tl.dot(tl.load(lows, mask=there[:, None], other=0.0), tl.trans(opening), gate)
+        passing = tl.load(weights + F * RANKS, mask=ours[:, None], other=0.0)
+        up = tl.dot(tl.load(lows + RANKS, mask=there[:, None], other=0.0), tl.trans(passing), up)
+    gate = gate.to(tl.bfloat16).to(tl.float32)
+    up = up.to(tl.bfloat16).to(tl.float32)
+    opened = (gate / (1.0 + tl.exp(-gate))).to(tl.bfloat16).to(tl.float32)
+    tl.store(out + m.to(tl.int64)[:, None] * F + n[None, :], (opened * up).to(tl.bfloat16), mask=inside)
+
+
 @dataclass(slots=True)
 class AdapterScratch:
     """What the first product's programs hand to each other and to the second."""
@@ -245,72 +255,84 @@ class AdapterScratch:
     low: Tensor
     partials: Tensor
     counters: Tensor
+    flags: Tensor
+    """For each matrix how much of its first product is done in this step; a step begins with zeros."""
 
     @classmethod
     def of(cls, stack: Stack, slots: int) -> AdapterScratch:
-        width = max(matrices.width for matrices in stack.matrices.values())
-        pieces = max(_pieces(matrices.a.shape[1]) for matrices in stack.matrices.values())
-        rows = -(-slots // MOST_ROWS) * MOST_ROWS
-        device = next(iter(stack.matrices.values())).a.device
+        everything = stack.matrices.values()
+        width = max(matrices.width for matrices in everything)
+        tiles = max(PROGRAMS, width // stack.rank * (MOST_ROWS // ROWS))
+        cuts = max(pieces(matrices.a.shape[1]) for matrices in everything)
+        device = next(iter(everything)).a.device
         return cls(
-            torch.zeros(slots * width, dtype=torch.bfloat16, device=device),
-            torch.zeros(rows * width * pieces, dtype=torch.float32, device=device),
-            torch.zeros(rows * width, dtype=torch.int32, device=device),
+            torch.empty(slots * width, dtype=torch.bfloat16, device=device),
+            torch.empty(tiles * cuts * stack.rank * ROWS, dtype=torch.float32, device=device),
+            torch.zeros(tiles, dtype=torch.int32, device=device),
+            torch.zeros(triton.next_power_of_2(len(everything)), dtype=torch.int32, device=device),
         )
 
 
-def shrink(
-    x: Tensor,
-    matrices: Matrices,
-    rank: int,
-    count: int,
-    rows: Tensor,
-    slot_of: Tensor,
-    scratch: AdapterScratch,
-) -> Low:
+def beside(matrices: Matrices, rank: int, rows: Tensor, slot_of: Tensor, scratch: AdapterScratch) -> Beside:
+    """What a product needs to know of the adapters beside its matrix."""
+    return Beside(
+        a=matrices.a,
+        b=matrices.b,
+        scales=matrices.scales,
+        parts=list(matrices.parts.values()),
+        rank=rank,
+        rows=rows,
+        slot_of=slot_of,
+        low=scratch.low,
+        partials=scratch.partials,
+        counters=scratch.counters,
+        flags=scratch.flags,
+        index=matrices.index,
+    )
+
+
+def shrink(x: Tensor, adapters: Beside, count: int) -> None:
     """Launches the first product over the first `count` rows of x."""
-    inputs, slots = matrices.a.shape[1], len(matrices.scales)
-    block = min(rows_padded(count), MOST_ROWS)
-    pieces = _pieces(inputs)
-    shrink_kernel[(len(matrices.parts) * slots, pieces, triton.cdiv(count, block))](
+    inputs, chunks = adapters.a.shape[1], triton.cdiv(count, ROWS)
+    cuts = pieces(inputs) if adapters.columns * chunks <= PROGRAMS else 1
+    shrink_kernel[(adapters.columns, cuts, chunks)](
         x,
-        matrices.a,
-        rows,
-        slot_of,
-        matrices.scales,
-        scratch.low,
-        scratch.partials,
-        scratch.counters,
+        adapters.a,
+        adapters.rows,
+        adapters.slot_of,
+        adapters.scales,
+        adapters.low,
+        adapters.partials,
+        adapters.counters,
         count,
         inputs,
-        WIDTH=matrices.width,
-        SLOTS=slots,
-        RANK=rank,
-        BM=block,
+        WIDTH=len(adapters.a),
+        SLOTS=len(adapters.scales),
+        RANK=adapters.rank,
+        BM=ROWS,
         BK=COLUMNS,
-        SPLIT=pieces,
+        PIECES=cuts,
         PDL=DEPENDENT,
-        num_warps=4 if block * rank >= 1024 else 2,
+        num_warps=4,
         num_stages=4,
         **LAUNCH,
     )
-    return Low(scratch.low, matrices.b, list(matrices.parts.values()))
 
 
-def expand(low: Low, y: Tensor, count: int) -> None:
-    """Launches the second product, into what is in y."""
-    outputs, ranks = low.b.shape
+def expand(y: Tensor, adapters: Beside, count: int) -> None:
+    """Launches the second product, onto what is in y."""
+    outputs, ranks = adapters.b.shape
     expand_kernel[(triton.cdiv(outputs, TILE), triton.cdiv(count, MOST_ROWS))](
-        low.values,
-        low.b,
+        adapters.low,
+        adapters.b,
         y,
         count,
         outputs,
         RANKS=ranks,
-        CHUNK=low.chunk,
-        PARTS=len(low.parts),
-        FIRST=low.ends[0],
-        SECOND=low.ends[1],
+        CHUNK=adapters.chunk,
+        PARTS=len(adapters.parts),
+        FIRST=adapters.ends[0],
+        SECOND=adapters.ends[1],
         BM=MOST_ROWS,
         BN=TILE,
         PDL=DEPENDENT,
@@ -320,5 +342,40 @@ def expand(low: Low, y: Tensor, count: int) -> None:
     )
 
 
-def _pieces(inputs: int) -> int:
-    return triton.cdiv(inputs, REACH)
+def expand_swiglu(gate_up: Tensor, out: Tensor, adapters: Beside, count: int) -> None:
+    """Launches the second product and the gate, from what is in gate_up."""
+    inner, ranks = out.shape[1], adapters.b.shape[1]
+    expand_swiglu_kernel[(triton.cdiv(inner, GATE_TILE), triton.cdiv(count, MOST_ROWS))](
+        adapters.low,
+        adapters.b,
+        gate_up,
+        out,
+        count,
+        inner,
+        RANKS=ranks,
+        CHUNK=adapters.chunk,
+        BM=MOST_ROWS,
+        BN=GATE_TILE,
+        PDL=DEPENDENT,
+        num_warps=4,
+        num_stages=2,
+        **LAUNCH,
+    )
+
+
+class StackedLinear:
+    """Products of a pass in which row m has the adapters in slot `slot_of[m]` (-1: none)."""
+
+    def __init__(self, stack: Stack, slot_of: Tensor) -> None:
+        self.stack, self.slot_of = stack, slot_of
+        self.rows = torch.arange(len(slot_of), dtype=torch.int32, device=slot_of.device)
+        self.scratch = AdapterScratch.of(stack, len(slot_of))
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y, count = F.linear(x, weight, bias), len(x)
+        matrices = self.stack.matrices.get(weight)
+        if matrices is not None:
+            adapters = beside(matrices, self.stack.rank, self.rows, self.slot_of, self.scratch)
+            shrink(x, adapters, count)
+            expand(y, adapters, count)
+        return y

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from jigsawrl.engine.cuda.linear import prefetch_l2
+from jigsawrl.engine.cuda.prefetch import prefetch_l2
 
 MOST_SPLITS = 128
 SLACK = 1.05

@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs, launched without waiting for their results.
 
-A graph is captured when its batch size, cut of the context and stream first come up, and replayed from then on:
-its slots go to the device before it where they have changed, its tokens and log-probs back to the host behind it.
+A graph is captured when its batch size, cut of the context and stream come up again, and replayed from then on: its
+slots go to the device before it where they have changed, its tokens and log-probs back to the host behind it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from torch import Tensor
 from jigsawrl.engine.attention import KVCache
 from jigsawrl.engine.cuda.adapters import Stack
 from jigsawrl.engine.cuda.attention import Cut, cut_for
+from jigsawrl.engine.cuda.graphs import Graphs
+from jigsawrl.engine.cuda.prefill import Prefill
 from jigsawrl.engine.cuda.step import PART_SLOTS, DecodeStep, Rows
 from jigsawrl.engine.mixed import Adapters
 from jigsawrl.engine.sampler import keyed_uniforms, sample
-from jigsawrl.engine.sequence import Sequence
+from jigsawrl.engine.sequence import Owner, Sequence
 from jigsawrl.engine.types import SamplingParams
 from jigsawrl.model.transformer import Transformer
 
@@ -58,8 +60,8 @@ class Decoder:
         self.processors = torch.cuda.get_device_properties(model.device).multi_processor_count
         self.adapters: dict[int, Adapters] = {}
         """By owner, those of owners that have any."""
-        self.graphs: dict[tuple[int, Cut, bool, int], torch.cuda.CUDAGraph] = {}
-        self.weights: list[int] = []
+        self.graphs = Graphs(model)
+        self.prefill = Prefill(model, cache, self.graphs)
         self.known: list[tuple[Sequence, list[int], int] | None] = [None] * max_num_seqs
         """Whose state each row holds, with which blocks, up to which token."""
         self.lengths = [0] * max_num_seqs
@@ -81,15 +83,18 @@ class Decoder:
             stack.fill(owner, adapters)
         else:
             self.step.adapt(Stack(self.adapters) if self.adapters else None)
+            self.prefill.adapt(self.step.adapters)
             self.graphs.clear()
             self.known = [None] * len(self.known)
 
+    def slot_of(self, owner: Owner) -> int:
+        """Of an owner's adapters; -1: none."""
+        stack = self.step.adapters
+        return -1 if stack is None else stack.slots.get(owner.number, -1)
+
     def enter(self, sequences: list[Sequence]) -> Cut:
         """Brings the rows of these sequences up to date; returns how to cut their contexts."""
-        weights = [parameter.data_ptr() for parameter in self.model.parameters()]
-        if weights != self.weights:  # moved since the graphs were captured
-            self.graphs.clear()
-            self.weights = weights
+        self.graphs.drop_stale()
         moved = [s for s in sequences if not self._knows(s)]
         if moved:
             self._upload(moved)
@@ -117,8 +122,7 @@ class Decoder:
         numbers = np.array([(s.tokens[-1], s.computed) for s in sequences], dtype=np.int32)
         rows.tokens[index], rows.positions[index] = torch.from_numpy(numbers).to(device).unbind(1)
         rows.keys[index] = torch.from_numpy(keys).to(device)
-        stack = self.step.adapters
-        places = [-1 if stack is None else stack.slots.get(s.owner.number, -1) for s in sequences]
+        places = [self.slot_of(s.owner) for s in sequences]
         rows.adapters[index] = torch.tensor(places, dtype=torch.int32, device=device)
         rows.temperatures[index] = torch.tensor([s.params.temperature for s in sequences], device=device)
         for sequence in sequences:
@@ -152,7 +156,8 @@ class Decoder:
             self.step.inputs.copy_(self.slots[place], non_blocking=True)
             self.sent = rows
         truncated = any(_is_truncated(s.params) for s in sequences)
-        self._graph(rung(count), cut, choose=not truncated).replay()
+        step = (rung(count), cut, not truncated)
+        self.graphs.run(step, lambda: self.step.launch(*step))
         if truncated:
             self._sample(sequences, ahead)
         for sequence in sequences:
@@ -162,32 +167,6 @@ class Decoder:
         done = torch.cuda.Event()
         done.record()
         return Launched(sequences, results, done)
-
-    def _graph(self, slots: int, cut: Cut, choose: bool) -> torch.cuda.CUDAGraph:
-        stream = torch.cuda.current_stream()
-        key = (slots, cut, choose, stream.cuda_stream)
-        graph = self.graphs.get(key)
-        if graph is None:
-            graph = self.graphs[key] = self._capture(slots, cut, choose, stream)
-        return graph
-
-    def _capture(self, slots: int, cut: Cut, choose: bool, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-        """Runs a step of idle slots, so that every kernel is there, and captures it."""
-        inputs = self.step.inputs.clone()
-        self.step.inputs.fill_(self.rows.idle)
-        self.step.launch(slots, cut, choose)
-        self.step.inputs.copy_(inputs)
-        # The default stream cannot be captured; a graph keeps to the processors of the stream it is captured on.
-        aside = torch.cuda.Stream() if stream == torch.cuda.default_stream() else stream
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(aside):
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                self.step.launch(slots, cut, choose)
-            finally:
-                graph.capture_end()
-        return graph
 
     def _sample(self, sequences: list[Sequence], ahead: int) -> None:
         """Draws where top-k, top-p or min-p cut the vocabulary: through torch's operators, from the same numbers."""

@@ -7,6 +7,10 @@ next norm's weight, and its tile's sums of x^2; the product of `scaled` is then 
 square at its end. Where a tile's rows of w are too few to keep the memory busy, K is cut in parts; the part that
 arrives last adds them up, always in the same order.
 
+Adapters cost no launch of their own: the first programs of a product do the narrow first half of what they add, and
+the others wait for it once they have read their weights. Programs begin in the order of their numbers and the first
+ones wait for nobody, so this comes to an end however many of them run at a time.
+
 Each kernel is launched while the one before it runs (programmatic dependent launch): it pulls its first weights
 into L2, which nothing in a step writes, and only then waits for its inputs.
 """
@@ -24,6 +28,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from jigsawrl.engine.cuda.prefetch import prefetch_l2
+from jigsawrl.engine.cuda.shrink import COLUMNS, pieces, prefetch_a, shrink_tile
+from jigsawrl.engine.cuda.shrink import ROWS as LOW_ROWS
 from jigsawrl.engine.cuda.tilings import HEAD, PLAIN, RESIDUAL, SWIGLU, Tiling, rows_padded
 
 DEPENDENT = os.environ.get("TRITON_INTERPRET") != "1"
@@ -33,15 +40,7 @@ _PLAIN, _RESIDUAL = tl.constexpr(PLAIN), tl.constexpr(RESIDUAL)
 _SWIGLU, _HEAD = tl.constexpr(SWIGLU), tl.constexpr(HEAD)
 
 
-@triton.jit
-def prefetch_l2(pointers):
-    """Asks for the lines at these addresses and goes on."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit(do_not_specialize=["M", "norm_tiles"])
+@triton.jit(do_not_specialize=["M", "norm_tiles", "flag"])
 def linear_kernel(
     x,
     w,
@@ -58,17 +57,28 @@ def linear_kernel(
     sums,
     partials,
     counters,
-    low,
+    a,
     b,
+    scales,
+    slot_of,
+    low,
+    low_partials,
+    low_counters,
+    flags,
+    flag,
     eps,
     M,
     N,
     K,
     RANKS: tl.constexpr,
+    RANK: tl.constexpr,
     CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
+    PIECES: tl.constexpr,
+    LOW_BM: tl.constexpr,
+    LOW_BK: tl.constexpr,
     SLOTS: tl.constexpr,
     NORM_TILES: tl.constexpr,
     BIAS: tl.constexpr,
@@ -81,8 +91,32 @@ def linear_kernel(
     SWAP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    tile = tl.program_id(0)
-    part = tl.program_id(1)
+    if RANKS > 0:
+        NARROW: tl.constexpr = PARTS * RANKS // RANK
+        TILES: tl.constexpr = NARROW * (BM // LOW_BM)
+        number = tl.program_id(0)
+        if number < TILES * PIECES:
+            column = number % NARROW
+            chunk = number // NARROW % (BM // LOW_BM)
+            piece = number // TILES
+            if PDL:
+                if EPILOGUE != _PLAIN:
+                    gdc_launch_dependents()
+                prefetch_a(a, column, piece, K, RANK, PIECES, LOW_BK)
+                gdc_wait()
+                if EPILOGUE == _PLAIN:
+                    gdc_launch_dependents()
+            shrink_tile(
+                x, a, rows, slot_of, scales, low, low_partials, low_counters, flags + flag, column, piece, chunk,
+                M, K, PARTS * RANKS, RANKS // RANK, RANK, LOW_BM, LOW_BK, PIECES, True,
+            )  # fmt: skip
+            return
+        number -= TILES * PIECES
+        tile = number % tl.cdiv(N, REACH)
+        part = number // tl.cdiv(N, REACH)
+    else:
+        tile = tl.program_id(0)
+        part = tl.program_id(1)
     m = tl.arange(0, BM)
     i = tl.arange(0, BN)
     k = tl.arange(0, BK)
@@ -95,6 +129,7 @@ def linear_kernel(
         n = tile * REACH + i
         ours = (i < REACH) & (n < N)
         line = tl.where(ours, n, 0)
+    PARTS_OF_K: tl.constexpr = SPLIT + 1 if (RANKS > 0) & (SPLIT > 1) else SPLIT
     rounds = tl.cdiv(K, BK)
     each = tl.cdiv(rounds, SPLIT)
     first = part * each
@@ -130,26 +165,6 @@ def linear_kernel(
         known = (t < norm_tiles)[:, None] & there[None, :]
         square = tl.load(squares + t[:, None] * SLOTS + m[None, :], mask=known, other=0.0)
     acc = tl.zeros((BN, BM) if SWAP else (BM, BN), dtype=tl.float32)
-    if RANKS > 0:  # the adapters, as some further columns of K
-        c = tl.arange(0, CHUNK)
-        kind = (line >= FIRST).to(tl.int32) + (line >= SECOND).to(tl.int32)
-        for p in tl.static_range(PARTS):
-            begin = 0 if p == 0 else (FIRST if p == 1 else SECOND)
-            finish = FIRST if p == 0 else (SECOND if p == 1 else N)
-            here = (tile * REACH < finish) & (tile * REACH + REACH > begin) | (EPILOGUE == _SWIGLU)
-            if (part == 0) & here:
-                for at in range(0, RANKS, CHUNK):
-                    high = tl.load(
-                        b + line.to(tl.int64)[:, None] * RANKS + (at + c)[None, :],
-                        mask=(ours & (kind == p))[:, None],
-                        other=0.0,
-                    )
-                    lows = tl.load(
-                        low + m[:, None] * (PARTS * RANKS) + (p * RANKS + at + c)[None, :],
-                        mask=there[:, None],
-                        other=0.0,
-                    )
-                    acc = tl.dot(high, tl.trans(lows), acc) if SWAP else tl.dot(lows, tl.trans(high), acc)
     for _ in range(first, last):
         weights = tl.load(w_tile, mask=ours[:, None], other=0.0)
         inputs = tl.load(x_tile, mask=there[:, None], other=0.0)
@@ -157,16 +172,42 @@ def linear_kernel(
         w_tile += BK
         x_tile += BK
 
-    if SPLIT > 1:
+    if RANKS > 0:  # noqa: SIM102 - one is known when this is compiled, the other is not
+        # The second half: some further columns of K, and where K is cut in parts, one more part.
+        if part == PARTS_OF_K - 1:
+            while tl.atomic_add(flags + flag, 0, sem="acquire") < TILES:
+                pass
+            c = tl.arange(0, CHUNK)
+            kind = (line >= FIRST).to(tl.int32) + (line >= SECOND).to(tl.int32)
+            for p in tl.static_range(PARTS):
+                begin = 0 if p == 0 else (FIRST if p == 1 else SECOND)
+                finish = FIRST if p == 0 else (SECOND if p == 1 else N)
+                here = (tile * REACH < finish) & (tile * REACH + REACH > begin)
+                if here | (EPILOGUE == _SWIGLU):
+                    for at in range(0, RANKS, CHUNK):
+                        high = tl.load(
+                            b + line.to(tl.int64)[:, None] * RANKS + (at + c)[None, :],
+                            mask=(ours & (kind == p))[:, None],
+                            other=0.0,
+                        )
+                        lows = tl.load(
+                            low + m[:, None] * (PARTS * RANKS) + (p * RANKS + at + c)[None, :],
+                            mask=there[:, None],
+                            other=0.0,
+                            cache_modifier=".cg",
+                        )
+                        acc = tl.dot(high, tl.trans(lows), acc) if SWAP else tl.dot(lows, tl.trans(high), acc)
+
+    if PARTS_OF_K > 1:
         place = i[:, None] * BM + m[None, :] if SWAP else m[:, None] * BN + i[None, :]
-        mine = partials + tile * SPLIT * BM * BN + place
+        mine = partials + tile * PARTS_OF_K * BM * BN + place
         tl.store(mine + part * BM * BN, acc)
         tl.debug_barrier()
         arrived = tl.atomic_add(counters + tile, 1, sem="acq_rel")
-        if arrived != SPLIT - 1:
+        if arrived != PARTS_OF_K - 1:
             return
         acc = tl.load(mine, cache_modifier=".cg")
-        for other in tl.static_range(1, SPLIT):
+        for other in tl.static_range(1, PARTS_OF_K):
             acc += tl.load(mine + other * BM * BN, cache_modifier=".cg")
         tl.store(counters + tile, 0)
 
@@ -228,7 +269,7 @@ def linear(
     next_norm: Tensor | None = None,
     rows: Tensor | None = None,
     temperatures: Tensor | None = None,
-    low: Low | None = None,
+    adapters: Beside | None = None,
 ) -> int:
     """Launches one product over the first `count` rows of x; returns how many tiles it was cut into."""
     outputs, inputs = w.shape
@@ -237,7 +278,13 @@ def linear(
         outputs, block = outputs // 2, 2 * block
     tiles = triton.cdiv(outputs, how.reach)
     rows_in = max(rows_padded(count), 8 if how.swap else 16)
-    linear_kernel[(tiles, how.split)](
+    low_rows, cuts = min(rows_in, LOW_ROWS), pieces(inputs)
+    grid = (tiles, how.split)
+    if adapters is not None:
+        rows = adapters.rows
+        narrow = adapters.columns * cuts * (rows_in // low_rows)
+        grid = (narrow + tiles * (how.split + 1 if how.split > 1 else 1),)
+    linear_kernel[grid](
         x,
         w,
         w if bias is None else bias,
@@ -253,17 +300,28 @@ def linear(
         scratch.sums,
         scratch.partials,
         scratch.counters,
-        x if low is None else low.values,
-        w if low is None else low.b,
+        w if adapters is None else adapters.a,
+        w if adapters is None else adapters.b,
+        scratch.sums if adapters is None else adapters.scales,
+        scratch.counters if adapters is None else adapters.slot_of,
+        x if adapters is None else adapters.low,
+        scratch.partials if adapters is None else adapters.partials,
+        scratch.counters if adapters is None else adapters.counters,
+        scratch.counters if adapters is None else adapters.flags,
+        0 if adapters is None else adapters.index,
         eps,
         count,
         outputs,
         inputs,
-        RANKS=0 if low is None else low.b.shape[1],
-        CHUNK=0 if low is None else low.chunk,
-        PARTS=0 if low is None else len(low.parts),
-        FIRST=0 if low is None else low.ends[0],
-        SECOND=0 if low is None else low.ends[1],
+        RANKS=0 if adapters is None else adapters.b.shape[1],
+        RANK=16 if adapters is None else adapters.rank,
+        CHUNK=16 if adapters is None else adapters.chunk,
+        PARTS=0 if adapters is None else len(adapters.parts),
+        FIRST=0 if adapters is None else adapters.ends[0],
+        SECOND=0 if adapters is None else adapters.ends[1],
+        PIECES=cuts,
+        LOW_BM=low_rows,
+        LOW_BK=COLUMNS,
         SLOTS=scratch.slots,
         NORM_TILES=triton.next_power_of_2(norm_tiles) if norm_tiles else 0,
         BIAS=bias is not None,
@@ -296,13 +354,32 @@ class Scratch:
 
 
 @dataclass(slots=True)
-class Low:
-    """What adapters add to a product: their low-rank values, by part, slot and rank, and the matrix these meet."""
+class Beside:
+    """The adapters of all slots beside one matrix: a [parts * slots * rank, K], b [N, slots * rank]; and what the
+    programs of a product hand to each other. `low` is x a^T, with zeros in the columns of slots that are not the
+    row's own."""
 
-    values: Tensor
+    a: Tensor
     b: Tensor
+    scales: Tensor
     parts: list[int]
-    """Outputs of each part."""
+    """Outputs of each part of the matrix."""
+    rank: int
+    rows: Tensor
+    """Of each row of x."""
+    slot_of: Tensor
+    """By row; -1: none."""
+    low: Tensor
+    partials: Tensor
+    counters: Tensor
+    flags: Tensor
+    index: int
+    """Of this matrix's flag."""
+
+    @property
+    def columns(self) -> int:
+        """Parts times slots."""
+        return len(self.a) // self.rank
 
     @property
     def chunk(self) -> int:

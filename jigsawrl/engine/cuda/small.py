@@ -11,9 +11,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def begin_kernel(rows, tokens, embedding, norm, x, scaled, squares, H, HP: tl.constexpr):
-    """Embeds the last token of a slot's sequence."""
+def begin_kernel(
+    rows, tokens, embedding, norm, x, scaled, squares, flags, H, HP: tl.constexpr, FLAGS: tl.constexpr
+):
+    """Embeds the last token of a slot's sequence; none of the adapters' products is done yet."""
     slot = tl.program_id(0)
+    if FLAGS > 0:  # noqa: SIM102 - one is known when this is compiled, the other is not
+        if slot == 0:
+            f = tl.arange(0, FLAGS)
+            tl.store(flags + f, tl.zeros((FLAGS,), tl.int32))
     h = tl.arange(0, HP)
     there = h < H
     token = tl.load(tokens + tl.load(rows + slot)).to(tl.int64)

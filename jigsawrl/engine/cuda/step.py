@@ -17,12 +17,22 @@ import torch
 from torch import Tensor
 
 from jigsawrl.engine.attention import KVCache
-from jigsawrl.engine.cuda.adapters import AdapterScratch, Stack, expand, shrink
+from jigsawrl.engine.cuda.adapters import AdapterScratch, Stack, beside, expand, expand_swiglu, shrink
 from jigsawrl.engine.cuda.attention import MOST_SPLITS, Cut, attention_kernel, merge_kernel
-from jigsawrl.engine.cuda.linear import DEPENDENT, LAUNCH, Low, Scratch, linear
+from jigsawrl.engine.cuda.linear import DEPENDENT, LAUNCH, Beside, Scratch, linear
 from jigsawrl.engine.cuda.sampling import choose_kernel, tile_kernel
 from jigsawrl.engine.cuda.small import add_norm_kernel, begin_kernel, swiglu_kernel
-from jigsawrl.engine.cuda.tilings import HEAD, HEAD_TILE, MOST_ROWS, PLAIN, RESIDUAL, SWIGLU, tiling
+from jigsawrl.engine.cuda.tilings import (
+    HEAD,
+    HEAD_TILE,
+    MOST_ROWS,
+    PLAIN,
+    RESIDUAL,
+    SWIGLU,
+    rows_padded,
+    tiling,
+    with_room,
+)
 from jigsawrl.model.transformer import Layer, Transformer
 
 PART_SLOTS = 4096
@@ -120,8 +130,10 @@ class DecodeStep:
             self.x,
             self.scratch.scaled,
             self.scratch.squares,
+            self.inputs if self.adapter_scratch is None else self.adapter_scratch.flags,
             spec.hidden_size,
             HP=_power(spec.hidden_size),
+            FLAGS=0 if self.adapter_scratch is None else len(self.adapter_scratch.flags),
         )
 
     def _few(self, slots: int, cut: Cut) -> None:
@@ -152,17 +164,18 @@ class DecodeStep:
         )  # fmt: skip
 
     def _product(self, slots: int, x: Tensor, w: Tensor, epilogue: int, **arguments: Any) -> int:
-        how = tiling(slots, w.shape[0], w.shape[1], epilogue)
-        low = self._shrink(slots, x, w)
-        return linear(x, w, slots, epilogue, how, self.scratch, low=low, **arguments)
+        how, adapters = tiling(slots, w.shape[0], w.shape[1], epilogue), self._beside(w)
+        if adapters is not None:
+            how = with_room(how, rows_padded(slots), epilogue)
+        return linear(x, w, slots, epilogue, how, self.scratch, adapters=adapters, **arguments)
 
-    def _shrink(self, slots: int, x: Tensor, w: Tensor) -> Low | None:
-        """The first half of what adapters beside a matrix do, if there are any."""
+    def _beside(self, w: Tensor) -> Beside | None:
+        """The adapters beside a matrix, if there are any."""
         stack, scratch = self.adapters, self.adapter_scratch
         matrices = None if stack is None else stack.matrices.get(w)
         if stack is None or scratch is None or matrices is None:
             return None
-        return shrink(x, matrices, stack.rank, slots, self.inputs, self.rows.adapters, scratch)
+        return beside(matrices, stack.rank, self.inputs, self.rows.adapters, scratch)
 
     def _many(self, slots: int, cut: Cut) -> None:
         """Products through the library, norms and gates between them."""
@@ -178,22 +191,33 @@ class DecodeStep:
             self._attend(index, layer, slots, cut)
             self._into(change, attended, layer.o.weight, layer.o.bias)
             self._add_norm(slots, change, layer.post_attention_layernorm.weight)
-            self._into(gate_up, normed, layer.gate_up.weight, None)
-            inner = mlp.shape[1]
-            swiglu_kernel[(slots, -(-inner // 1024))](gate_up, mlp, inner, SIZE=1024, PDL=DEPENDENT, **LAUNCH)
+            self._gated(mlp, gate_up, normed, layer.gate_up.weight)
             self._into(change, mlp, layer.down.weight, None)
             self._add_norm(slots, change, next_norm)
         self._into(self.logits[part], normed, model.head, None)
         self._tiles(slots)
 
+    def _gated(self, mlp: Tensor, gate_up: Tensor, x: Tensor, weight: Tensor) -> None:
+        """The first half of a layer's second part."""
+        adapters, (slots, inner) = self._beside(weight), mlp.shape
+        if adapters is not None:
+            shrink(x, adapters, slots)
+        torch.mm(x, weight.t(), out=gate_up)
+        if adapters is not None:
+            expand_swiglu(gate_up, mlp, adapters, slots)
+        else:
+            swiglu_kernel[(slots, -(-inner // 1024))](gate_up, mlp, inner, SIZE=1024, PDL=DEPENDENT, **LAUNCH)
+
     def _into(self, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        low = self._shrink(len(out), x, weight)
+        adapters = self._beside(weight)
+        if adapters is not None:
+            shrink(x, adapters, len(out))
         if bias is None:
             torch.mm(x, weight.t(), out=out)
         else:
             torch.addmm(bias, x, weight.t(), out=out)
-        if low is not None:
-            expand(low, out, len(out))
+        if adapters is not None:
+            expand(out, adapters, len(out))
 
     def _add_norm(self, slots: int, change: Tensor | None, weight: Tensor) -> None:
         spec = self.model.spec

@@ -7,7 +7,7 @@ over parts of K whose sums have to be written and added up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PLAIN, RESIDUAL, SWIGLU, HEAD = 0, 1, 2, 3
 """What follows a product: nothing; add to the residual stream; gate with silu; statistics for the sampler."""
@@ -17,6 +17,8 @@ HEAD_TILE = 128
 """Logits that share a maximum and a sum."""
 PROCESSORS = 132
 """Of the chips that the tilings were measured on."""
+HALF_MEMORY = 112 << 10
+"""Bytes of a processor's shared memory for each of two programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +108,11 @@ def tiling(count: int, outputs: int, inputs: int, epilogue: int) -> Tiling:
         return Tiling(16, 64, 1, 6, 4, swap=False)
     tiles = -(-outputs // 64)
     return Tiling(64, 64, max(1, min(PROCESSORS // tiles, inputs // 128, 10)), 5, 4)
+
+
+def with_room(how: Tiling, rows: int, epilogue: int) -> Tiling:
+    """The same with fewer rounds in flight, where two programs would not fit into a processor otherwise: what
+    adapters add is done by further programs, and the chip was full."""
+    outputs = max(16, 1 << (how.reach - 1).bit_length()) * (2 if epilogue == SWIGLU else 1)
+    stage = 2 * how.columns * (outputs + rows)
+    return replace(how, stages=max(2, min(how.stages, HALF_MEMORY // stage)))
