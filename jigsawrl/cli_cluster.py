@@ -1,14 +1,15 @@
-"""The commands about a cluster of jobs: where they would go, and what that costs over time. None imports torch."""
+"""The commands about a cluster of jobs: where they would go, what that costs, and a real one. None imports torch."""
 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jigsawrl.cli_help import Command
+from jigsawrl.cli_help import Command, Commands
 from jigsawrl.errors import JigsawError
 
 if TYPE_CHECKING:
@@ -28,6 +29,22 @@ def add_to(app: typer.Typer) -> None:
         "jigsaw plan cluster.yaml jobs.yaml quantile=0.9 --json -- planned less cautiously, as JSON\n"
         "jigsaw simulate cluster.yaml trace.yaml -- the same jobs as they come and go",
     )(plan)
+    cluster = typer.Typer(cls=Commands)
+    cluster.command(
+        cls=Command,
+        epilog="jigsaw cluster start local.yaml --out runs/local -- two pools of cores (see examples/cluster)\n"
+        "jigsaw submit runs/local job.yaml -- from another terminal: a job for it\n"
+        "jigsaw cluster start local.yaml --out runs/local -- goes on after a stop, or a kill",
+    )(start)
+    cluster.command(
+        cls=Command, epilog="jigsaw cluster status runs/local -- jobs, groups, and dollars so far"
+    )(status)
+    app.add_typer(
+        cluster,
+        name="cluster",
+        help="Run a small real cluster on this machine, and see how it stands.",
+        epilog="jigsaw cluster start --help -- what it does\njigsaw cluster status runs/local -- how it stands",
+    )
 
 
 def plan(
@@ -55,6 +72,54 @@ def plan(
         print(json.dumps(found.as_dict()))
     else:
         _print_plan(found)
+
+
+def start(
+    cluster: Annotated[
+        Path, typer.Argument(metavar="CLUSTER", help="Cluster file (YAML) with pools of kind cpu.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="a.b=c ...", help="Settings that replace those in CLUSTER."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The cluster's folder; if not given, runs/NAME.")
+    ] = None,
+    until_done: Annotated[
+        bool, typer.Option("--until-done", help="End when all jobs are over, after the first one came.")
+    ] = False,
+) -> None:
+    """Run a cluster of local workers, to which `jigsaw submit` sends jobs.
+
+    Each node is some of this machine's cores. Jobs are put into groups as `jigsaw plan` does it, and every group is a
+    run on its nodes. Ctrl-C stops it: steps are finished and saved, and starting it again goes on, as it does after a
+    kill. Each job's metrics and model are in DIR/jobs/NAME.
+    """
+    from jigsawrl.config.cluster import load_cluster_file
+    from jigsawrl.daemon.start import start as started
+
+    config = load_cluster_file(cluster, overrides or [])
+    raise typer.Exit(started(config, out or Path("runs", config.name), until_done, _say))
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The cluster's folder.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object on stdout.", rich_help_panel="Output")
+    ] = False,
+) -> None:
+    """Say how the jobs and groups of a cluster stand, and what it has cost so far."""
+    from jigsawrl.daemon.status import document, show
+
+    found = document(folder)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        show(found)
 
 
 def simulate_trace(

@@ -1,4 +1,4 @@
-"""Commands for a run that is under way: submit, pause, resume, cancel. They do not import torch."""
+"""Commands for a run that is under way, or a cluster: submit, pause, resume, cancel. They do not import torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from jigsawrl.cli_help import Command
+from jigsawrl.errors import JigsawError
+
+CLUSTER = "Nodes of a cluster"
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run of several pipelines, under way.")]
+RunOrCluster = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="Folder of a run of several pipelines, under way, or of a cluster."),
+]
 Pipeline = Annotated[str, typer.Argument(metavar="PIPELINE", help="Its name in the run.")]
 
 
@@ -19,7 +26,8 @@ def add_to(app: typer.Typer) -> None:
     app.command(
         cls=Command,
         epilog="jigsaw submit runs/four more.yaml -- a fifth pipeline, from now on\n"
-        "jigsaw submit runs/four more.yaml --name urgent --priority 1 -- it goes first",
+        "jigsaw submit runs/four more.yaml --name urgent --priority 1 -- it goes first\n"
+        "jigsaw submit runs/local job.yaml --max-slowdown 2 -- a job for a cluster (jigsaw cluster start)",
     )(submit)
     app.command(cls=Command, epilog="jigsaw pause runs/four sums -- it waits after its phase")(pause)
     app.command(cls=Command, epilog="jigsaw resume runs/four sums -- it goes on")(resume)
@@ -27,7 +35,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def submit(
-    run: Run,
+    run: RunOrCluster,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Run file with one pipeline.")],
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Its name; if not given, the file's.")
@@ -40,8 +48,22 @@ def submit(
     deadline: Annotated[
         float | None, typer.Option(metavar="S", help="Seconds from now until it should be done.")
     ] = None,
+    rollout_nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="That its rollouts take; 1.", rich_help_panel=CLUSTER)
+    ] = None,
+    training_nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="That its training takes; 1.", rich_help_panel=CLUSTER)
+    ] = None,
 ) -> None:
-    """Add a pipeline to a run that is under way."""
+    """Add a pipeline to a run that is under way, or a job to a cluster."""
+    if _is_cluster(run):
+        terms = {"priority": priority, "max_slowdown": max_slowdown, "deadline": deadline}
+        terms |= {"rollout_nodes": rollout_nodes, "training_nodes": training_nodes}
+        _submit_job(run, file, name, steps, terms)
+        return
+    for option, value in (("--rollout-nodes", rollout_nodes), ("--training-nodes", training_nodes)):
+        if value is not None:
+            raise JigsawError(f"{option}: is for clusters, and {run} is none; leave it out")
     from jigsawrl.config.pipelines import run_of
 
     config = run_of(file)
@@ -60,9 +82,29 @@ def resume(run: Run, pipeline: Pipeline) -> None:
     _ask(run, do="resume", pipeline=pipeline)
 
 
-def cancel(run: Run, pipeline: Pipeline) -> None:
-    """End a pipeline: the step it is in is finished and saved."""
+def cancel(run: RunOrCluster, pipeline: Pipeline) -> None:
+    """End a pipeline, or a cluster's job: the step it is in is finished and saved."""
+    if _is_cluster(run):
+        from jigsawrl.daemon.ledger import Ledger
+
+        Ledger(run).ask_to_cancel(pipeline)
+        print(f"{pipeline}: ends after its step")
+        return
     _ask(run, do="cancel", pipeline=pipeline)
+
+
+def _is_cluster(folder: Path) -> bool:
+    from jigsawrl.daemon.ledger import FILE
+
+    return (folder / FILE).exists()
+
+
+def _submit_job(folder: Path, file: Path, name: str | None, steps: int | None, terms: dict[str, Any]) -> None:
+    from jigsawrl.daemon.admission import submit as submit_job
+    from jigsawrl.daemon.ledger import is_running
+
+    job = submit_job(folder, file, name, steps, terms)
+    print(f"{job.name}: submitted{'' if is_running(folder) else '; it waits until the cluster is started'}")
 
 
 def _ask(run: Path, **request: Any) -> None:

@@ -10,9 +10,10 @@ from jigsawrl.cluster.jobs import Duration, Job
 from jigsawrl.cluster.pools import Cluster, Pool
 from jigsawrl.cluster.shapes import Shapes, widths
 from jigsawrl.cluster.simulation import Failure
-from jigsawrl.config.cluster import ClusterConfig, JobConfig, JobsConfig
+from jigsawrl.config.cluster import CPU, ClusterConfig, JobConfig, JobsConfig
 from jigsawrl.config.messages import require
 from jigsawrl.errors import JigsawError
+from jigsawrl.graph.cpu import cpu_worker
 from jigsawrl.graph.hardware import HARDWARE, Hardware
 from jigsawrl.graph.known_models import model_named
 from jigsawrl.graph.memory import memory
@@ -20,6 +21,8 @@ from jigsawrl.graph.profile import Profile, load_profile
 from jigsawrl.graph.shape import ModelShape
 
 GB = 1e9
+CORE_PRICE = 0.05
+"""Dollars an hour; what large clouds ask for a core, approximately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +64,17 @@ def scene_of(config: ClusterConfig, jobs: JobsConfig) -> Scene:
 def cluster_of(config: ClusterConfig) -> Cluster:
     """The pools."""
     kinds = {**HARDWARE, **{name: _own_kind(name, config) for name in config.kinds}}
+    local = sum(entry.nodes or 0 for entry in config.pools.values() if entry.is_cpu)
     pools = {}
     for name, entry in config.pools.items():
         kind = entry.kind if entry.kind in kinds else entry.kind.lower()
-        require(f"pools.{name}.kind", kind, list(kinds))
-        hardware = kinds[kind]
-        host = entry.gpus * hardware.host_bytes / GB if entry.host_memory is None else entry.host_memory
-        price = hardware.price if entry.price is None else entry.price
-        pools[name] = Pool(name, hardware, entry.gpus, entry.nodes, host, entry.gpus * price, entry.runs)
+        require(f"pools.{name}.kind", kind, [*kinds, CPU])
+        hardware = cpu_worker(entry.size, local) if kind == CPU else kinds[kind]
+        gpus = 1 if kind == CPU else entry.size
+        host = gpus * hardware.host_bytes / GB if entry.host_memory is None else entry.host_memory
+        usual = CORE_PRICE if kind == CPU else hardware.price
+        price = usual if entry.price is None else entry.price
+        pools[name] = Pool(name, hardware, gpus, entry.nodes, host, entry.size * price, entry.runs)
     for phase in ("rollout", "training"):
         if all(pool.runs not in (phase, "both") for pool in pools.values()):
             raise JigsawError(f"pools: none of them runs {phase}; set one's 'runs' to {phase} or both")

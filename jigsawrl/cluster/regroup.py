@@ -106,7 +106,8 @@ def possible_groups(
 ) -> dict[int, Shape]:
     """Every set of these jobs that can be a group, as bits, with its cheapest shape; given up beyond so many.
 
-    What is not possible is not possible with more jobs either, so sets grow from possible ones.
+    What is not possible is not possible with more jobs either, so sets grow from possible ones. (But for a newcomer
+    who trains on more nodes: sets that only he makes possible are left out.)
     """
     found: dict[int, Shape] = {}
     grown: list[int] = []

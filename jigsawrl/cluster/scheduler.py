@@ -52,6 +52,7 @@ class Scheduler:
         largest: int = LARGEST,
         regroup: bool = True,
         choose: Choice | None = None,
+        first_group: int = 0,
     ) -> None:
         self.shapes = Shapes(cluster, level, largest)
         self.nodes = Nodes(cluster)
@@ -61,7 +62,8 @@ class Scheduler:
         self.waiting: dict[str, Standing] = {}
         self.regroup = regroup
         self.choose = choose or by_price
-        self._number = 0
+        self.founded = first_group
+        """Numbers of groups up to here were given."""
         self._changed: set[int] = set()
         self._moved: set[str] = set()
 
@@ -282,8 +284,8 @@ class Scheduler:
 
     def _founded(self, shape: Shape) -> Group:
         """A new group, still without jobs and nodes."""
-        group = Group(self._number, shape, {}, (), ())
-        self._number += 1
+        group = Group(self.founded, shape, {}, (), ())
+        self.founded += 1
         self.groups[group.number] = group
         return group
 

