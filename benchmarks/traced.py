@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -125,21 +125,26 @@ def train_a_little(actor: Actor) -> None:
 
 
 class Ended:
-    """Engines whose samples have ended of themselves where they came to their length."""
+    """Engines whose samples have ended of themselves where they came to their length, which is that of the trace."""
 
-    def __init__(self, engine: Generation) -> None:
+    def __init__(self, engine: Generation, trace: Trace) -> None:
         self.engine = engine
+        self.trace = trace
         self.add_request = engine.add_request
         self.has_unfinished = engine.has_unfinished
         self.nudge = engine.nudge
         self.close = engine.close
 
     def step(self) -> list[SampleOutput]:
-        return [replace(output, finish_reason="stop") for output in self.engine.step()]
+        outputs = self.engine.step()
+        for output in outputs:
+            if len(output.generated.token_ids) != self.trace.turn(output.key):
+                raise RuntimeError(f"{output.key} is not as long as the trace says: its actor is not a traced one")
+        return [replace(output, finish_reason="stop") for output in outputs]
 
 
 def traced_rollout(config: RunConfig, tokenizer: Any, engine: Generation, longest: int) -> Rollout:
-    return rollout_of(config, tokenizer, Ended(engine), longest)
+    return rollout_of(config, tokenizer, Ended(engine, Trace.of(config)), longest)
 
 
 def remember_nothing(self: Beside, step: int, workers: Any, state: Any) -> Callable[[], dict[str, Any]]:
@@ -148,7 +153,7 @@ def remember_nothing(self: Beside, step: int, workers: Any, state: Any) -> Calla
 
 
 shared.sequences_of = traced_sequences  # type: ignore[attr-defined]
-actor_process.Actor = traced_actor  # type: ignore[attr-defined, misc, assignment]
+actor_process.actor_main = partial(actor_process.actor_main, make=traced_actor)
 loop.rollout_of = traced_rollout  # type: ignore[attr-defined]
 Beside.remember = remember_nothing  # type: ignore[method-assign]
 CheckpointStore.save = lambda self, *given: None  # type: ignore[assignment, method-assign]

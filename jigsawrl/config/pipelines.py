@@ -50,6 +50,17 @@ class PipelineConfig(Settings):
         return self
 
 
+class PoolsConfig(Settings):
+    """Workers that run one phase only, as if they were two kinds of machine with a link between them."""
+
+    rollout: Count
+    """Workers that run rollouts: the first ones."""
+    training: Count
+    """Workers that train: the others."""
+    link: Positive | None = None
+    """Gbit/s between the two; new weights cross it once a step. null: as fast as memory."""
+
+
 class PipelinesConfig(Settings):
     """Several pipelines on shared workers."""
 
@@ -61,6 +72,8 @@ class PipelinesConfig(Settings):
     """Who runs where, and when."""
     workers: Annotated[int, Field(strict=True, ge=1, le=4096)] = 4
     """Accelerators."""
+    pools: PoolsConfig | None = None
+    """Workers for rollouts and workers for training, apart; null: all of them run both."""
     hardware: Text | None = None
     """Their kind; null: the profile's."""
     memory: Positive | None = None
@@ -69,6 +82,19 @@ class PipelinesConfig(Settings):
     """Measured workloads and costs: a built-in profile, or a file of `jigsaw fit` (NAME.json)."""
     pipelines: Annotated[dict[Name, PipelineConfig], Field(min_length=1, max_length=256)]
     """By name."""
+
+    @model_validator(mode="after")
+    def _pools_are_all_workers(self) -> PipelinesConfig:
+        pools = self.pools
+        if pools is not None and pools.rollout + pools.training != self.workers:
+            both = f"{pools.rollout} for rollouts and {pools.training} for training"
+            fix = f"set workers to {pools.rollout + pools.training}"
+            raise refuse(f"pools: {both} are not all of the {self.workers} workers; {fix}")
+        if pools is not None and self.policy == "rlix":
+            raise refuse(
+                "pools: rlix lets both phases share one pool; leave them out, or choose policy: rollmux"
+            )
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from jigsawrl.graph.batch import Batch, Engine, engine
 from jigsawrl.graph.cost import Costs
 from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.hardware import Hardware
+from jigsawrl.graph.interference import SIGNATURES
 from jigsawrl.graph.lanes import Segment
 from jigsawrl.graph.memory import KV_SHARE, Memory, memory
 from jigsawrl.graph.shape import PipelineShape
@@ -140,6 +141,18 @@ class Outlook:
         return self.kept(
             ("solo_seconds", workers),
             lambda: self.rollout_seconds(workers // tp, tp) + self.training_seconds(workers),
+        )
+
+    def busy_seconds(self, workers: int) -> float:
+        """Of a step alone on so many workers, those in which they are at work and do not wait for tools or links."""
+        tp = self.shape.tp
+        return self.kept(
+            ("busy_seconds", workers),
+            lambda: sum(
+                segment.seconds
+                for segment in (*self.engine(max(1, workers // tp), tp).segments, *self.training(workers))
+                if SIGNATURES[segment.kind] not in ("host", "link")
+            ),
         )
 
     def memory(self, engines: int, tp: int, workers: int) -> Memory:

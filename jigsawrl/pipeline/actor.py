@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from jigsawrl.engine.types import Pass, RolloutBackend, SampleOutput
 from jigsawrl.errors import JigsawError
 from jigsawrl.model.folder import export_adapter, export_model, load_adapter, load_model
-from jigsawrl.model.lora import add_lora, without_lora
-from jigsawrl.model.tokenizer import load_tokenizer
+from jigsawrl.model.lora import without_lora
 from jigsawrl.model.transformer import Transformer
 from jigsawrl.pipeline import kept
+from jigsawrl.pipeline.generating import Generating, awake
 from jigsawrl.pipeline.losses import LossInputs, LossSettings, policy_loss, value_loss
 from jigsawrl.pipeline.residency import Residency, Swapped
 from jigsawrl.store.store import Store
-from jigsawrl.telemetry.events import PassRecorder, PassSpan, Substage
 from jigsawrl.trainer.batch import Batch, onto
 from jigsawrl.trainer.critic import Critic
 from jigsawrl.trainer.logprobs import token_logprobs
@@ -35,53 +32,22 @@ from jigsawrl.trainer.trainer import Metrics, Trainer, evaluate, policy_logprobs
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
 
-TAIL_FRACTION = 1 / 8
-"""Below this part of a rollout's largest batch the few sequences left are its tail."""
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def awake(method: Callable[Concatenate[Actor, P], R]) -> Callable[Concatenate[Actor, P], R]:
-    """For what needs the actor's state."""
-
-    @wraps(method)
-    def checked(actor: Actor, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if actor.asleep:
-            raise RuntimeError(f"the actor sleeps: wake_up first, then {method.__name__}")
-        return method(actor, *args, **kwargs)
-
-    return checked
-
-
-class Actor:
+class Actor(Generating):
     """`base` is the model folder that training starts from (and that a reference stays at)."""
 
     def __init__(self, config: RunConfig, base: Path, device: str, worker: int = 0) -> None:
-        self.config = config
-        self.base = base
-        self.worker = worker
-        self.device = torch.device(device)
-        self.dtype = compute_dtype(config, self.device)
-        self.model = self._model()
+        super().__init__(config, base, device, worker)
         self.model.gradient_checkpointing = config.model.gradient_checkpointing
         self.reference = self._reference()
-        self.lora = self._add_lora()
         updates = config.steps * config.algorithm.epochs * config.algorithm.minibatches
         settings = optimizer_settings(config, config.trainer.lr, updates)
         self.trainer = Trainer(self.model, settings, config.trainer.micro_batch_tokens)
         self.critic, self.critic_trainer = self._critic(updates)
-        self.spans: list[PassSpan] = []
-        self.recorder = PassRecorder(self.spans.append)
-        self.most_decoding = 0
         self.engine, self.room = self._engine()
         self.residency = self._residency()
-        self.asleep = False
 
     # What is set up once
-
-    def _model(self) -> Transformer:
-        return load_model(self.base, self.dtype, self.device)
 
     def _reference(self) -> Transformer | None:
         """A frozen copy of the start; with adapters the base without them is one already."""
@@ -93,15 +59,6 @@ class Actor:
             load_adapter(reference, Path(config.model.lora.path))
         return reference.requires_grad_(False)
 
-    def _add_lora(self) -> tuple[int, float] | None:
-        lora = self.config.model.lora
-        if lora is None:
-            return None
-        if lora.path:
-            return load_adapter(self.model, Path(lora.path))
-        add_lora(self.model, lora.rank, lora.alpha, set(lora.targets), self.config.seed)
-        return lora.rank, lora.alpha
-
     def _critic(self, updates: int) -> tuple[Critic | None, Trainer | None]:
         if self.config.algorithm.advantage != "gae":
             return None, None
@@ -111,31 +68,6 @@ class Actor:
         budget = self.config.trainer.micro_batch_tokens
         return critic, Trainer(critic.transformer, settings, budget, critic)
 
-    def _engine(self) -> tuple[RolloutBackend, int]:
-        """The rollout backend, and the longest sequence it takes."""
-        rollout, spec = self.config.rollout, self.model.spec
-        tokenizer = load_tokenizer(self.base, self.config.model.trust_remote_code)
-        if rollout.backend == "vllm":
-            from jigsawrl.engine.vllm_backend import VllmEngine
-
-            engine = VllmEngine(self.model, self.base, tokenizer, self.config, on_pass=self._passed)
-            return engine, engine.room
-        from jigsawrl.engine.engine import Engine
-        from jigsawrl.engine.memory import cache_blocks
-
-        blocks = cache_blocks(self.config, spec, self.dtype, self.device)
-        own = Engine(
-            self.model,
-            tokenizer,
-            num_blocks=blocks,
-            block_size=rollout.block_size,
-            max_num_seqs=rollout.max_num_seqs,
-            max_num_batched_tokens=rollout.max_num_batched_tokens,
-            deterministic=self.config.deterministic,
-            on_pass=self._passed,
-        )
-        return own, min(spec.max_positions, blocks * rollout.block_size)
-
     def _residency(self) -> Residency:
         modules: dict[str, nn.Module] = {"policy": self.model}
         optimizers = {"policy": self.trainer.optimizer}
@@ -144,41 +76,6 @@ class Actor:
         if self.reference is not None:
             modules["reference"] = self.reference
         return Residency(modules, optimizers, self.device, first=self.worker == 0)
-
-    # Rollout
-
-    def longest_sequence(self) -> int:
-        return self.room
-
-    def busy_seconds(self, threads: int | None = None) -> float:
-        """Seconds that this process was at work, ever, and from now on with so many threads.
-
-        On a CPU, others on its cores do not count.
-        """
-        busy = time.process_time() if self.device.type == "cpu" else time.perf_counter()
-        if threads is not None and threads != torch.get_num_threads():
-            torch.set_num_threads(threads)
-        return busy
-
-    def abort(self) -> list[SampleOutput]:
-        """Ends all that the engine is at, and returns what there is of it."""
-        return self.engine.abort()
-
-    def end_rollout(self) -> list[PassSpan]:
-        """The engine's passes since the last rollout ended."""
-        self.recorder.flush()
-        spans, self.spans[:] = list(self.spans), []
-        self.most_decoding = 0
-        return spans
-
-    def _passed(self, passed: Pass) -> None:
-        kind: Substage = "prefill"
-        if passed.decode_tokens >= passed.prefill_tokens:
-            self.most_decoding = max(self.most_decoding, passed.decode_tokens)
-            few = passed.decode_tokens <= self.most_decoding * TAIL_FRACTION
-            kind = "tail" if few and passed.prefill_tokens == 0 else "decode"
-        tokens = passed.prefill_tokens + passed.decode_tokens
-        self.recorder.add(kind, passed.started, passed.ended, tokens=tokens, sequences=passed.decode_tokens)
 
     # Log-probs and values of a batch
 
@@ -337,15 +234,6 @@ class Actor:
         export_model(self.model, self.base, out / "model")
         if self.lora is not None:
             export_adapter(self.model, self.base, *self.lora, out / "adapter")
-
-    def close(self) -> None:
-        self.engine.close()
-
-
-def compute_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
-    if config.model.dtype == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    return torch.float32 if config.model.dtype == "float32" else torch.bfloat16
 
 
 def optimizer_settings(config: RunConfig, lr: float, updates: int) -> OptimizerSettings:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from jigsawrl.engine.types import Request, RolloutBackend, SampleOutput
 from jigsawrl.errors import JigsawError
 from jigsawrl.pipeline.actor import Actor
+from jigsawrl.pipeline.generating import Generating
 from jigsawrl.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -140,11 +141,12 @@ def actor_main(
     meeting: str,
     settle: Callable[[], None] = lambda: None,
     says_what_runs: bool = False,
+    make: Callable[[RunConfig, Path, str, int], Generating] = Actor,
 ) -> None:
     """The process: builds its actor when told so, then does as it is told until the pipe closes.
 
     `settle` is called before each thing it does: whoever shares its device may want it elsewhere. With
-    `says_what_runs` it tells from time to time what it has of samples that are under way.
+    `says_what_runs` it tells from time to time what it has of samples that are under way. `make` makes the actor.
     """
     from jigsawrl.pipeline.workers import set_up_torch
 
@@ -154,14 +156,14 @@ def actor_main(
     set_up_torch(config, device)
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
-    actor: Actor | None = None
+    actor: Generating | None = None
 
     def perform(method: str, args: tuple[Any, ...]) -> Any:
         nonlocal actor
         if method == "ready":
             if world > 1:
                 join_the_others(device, rank, world, meeting)
-            actor = Actor(config, base, device, rank)
+            actor = make(config, base, device, rank)
             return None
         return getattr(actor, method)(*args)
 
@@ -185,7 +187,7 @@ def join_the_others(device: str, rank: int, world: int, meeting: str) -> None:
 def serve(
     pipe: Connection,
     perform: Callable[[str, tuple[Any, ...]], Any],
-    who: Callable[[], Actor | None],
+    who: Callable[[], Generating | None],
     settle: Callable[[], None],
     reports: Reports | None,
 ) -> None:

@@ -32,7 +32,10 @@ class Swapped:
 
 
 class Residency:
-    """Of `modules`, and of the `optimizers` of some of them; `first` is the worker that writes."""
+    """Of `modules`, and of the `optimizers` of some of them; `first` is the worker that writes.
+
+    What is trained and has no optimizer here is left behind: somebody else has it.
+    """
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class Residency:
             store.put(kept.frozen_of(name), 0, frozen)
             written += size_of(frozen)
             self.frozen_in = store.root, name
-        if self.stored != self._current(store, name):
+        if self.optimizers and self.stored != self._current(store, name):
             state = kept.flat({part: each.state() for part, each in self.optimizers.items()})
             on_device = self.device.type == "cuda"
             if on_device:
@@ -106,6 +109,8 @@ class Residency:
         return sum(tensor.nbytes for tensor, _ in pairs)
 
     def _state_in(self, store: Store, name: str) -> kept.State | None:
+        if not self.optimizers:
+            return {}
         asleep = store.get(kept.asleep_of(name))
         if asleep is not None:
             return kept.by_part(asleep.tensors)

@@ -50,23 +50,29 @@ class Workers:
         self.engine = engine
         self.meeting = meeting
 
+    def who(self, method: str) -> Sequence[Handle]:
+        """Those who carry it out."""
+        return self.handles
+
     def each(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
         """Calls a method on every worker at once, each with its own arguments."""
-        for handle, args in zip(self.handles, arguments, strict=True):
+        handles = self.who(method)
+        for handle, args in zip(handles, arguments, strict=True):
             handle.start(method, *args)
-        return [handle.result() for handle in self.handles]
+        return [handle.result() for handle in handles]
 
     def every(self, method: str, *args: Any) -> list[Any]:
         """The same call on every worker; what each one returns."""
-        return self.each(method, [args] * len(self.handles))
+        return self.each(method, [args] * len(self.who(method)))
 
     def all(self, method: str, *args: Any) -> Any:
         """The same call on every worker; what the first one returns."""
         return self.every(method, *args)[0]
 
     def first(self, method: str, *args: Any) -> Any:
-        self.handles[0].start(method, *args)
-        return self.handles[0].result()
+        handle = self.who(method)[0]
+        handle.start(method, *args)
+        return handle.result()
 
     def evaluate(self, method: str, batch: Batch) -> Tensor:
         """A flat value [T] of the whole batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jigsawrl.policies.onward import going_on
 from jigsawrl.policies.shares import equal, shared
 from jigsawrl.policies.starts import needs, start_on
 from jigsawrl.policies.state import Action, Event, Start, State
@@ -11,7 +12,7 @@ class Concurrent:
     name = "concurrent"
 
     def decide(self, state: State, events: list[Event]) -> list[Action]:
-        return shared(state, start_all(state), equal)
+        return shared(state, going_on(state, start_all(state)), equal)
 
 
 def start_all(state: State) -> list[Start]:

@@ -7,7 +7,7 @@ becomes ready starts on the blocks that nobody uses, or beside others if there a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from jigsawrl.graph.fused import in_one_batch, most_demanding, speeds_with_fused
@@ -163,6 +163,7 @@ class Forward:
         self.parts: Mapping[str, Place] = {}
         """Workers that each rollout keeps to, while trainings take all; none if there are no such parts."""
         self.courses: dict[str, Course] = {}
+        self.homes = {name: self._homes(pipeline) for name, pipeline in state.pipelines.items()}
         for pipeline in state.pipelines.values():
             if pipeline.status != "done":
                 alone = self._alone(pipeline)
@@ -180,7 +181,7 @@ class Forward:
         other = Forward.__new__(Forward)
         other.workers, other.blocks, other.size = self.workers, self.blocks, self.size
         other.capacity, other.table, other.crowds = self.capacity, self.table, self.crowds
-        other.block_of, other.speeds = self.block_of, self.speeds
+        other.block_of, other.speeds, other.homes = self.block_of, self.speeds, self.homes
         other.since, other.now, other.late, other.at_first = self.since, self.now, self.late, self.at_first
         other.held = list(self.held)
         other.order, other.strict, other.divide = self.order, self.strict, self.divide
@@ -193,11 +194,22 @@ class Forward:
 
     def _alone(self, pipeline: Pipeline) -> Alone:
         outlook, tp = pipeline.outlook, pipeline.tp
+        if pipeline.apart:
+            return Alone(pipeline.rollout_seconds(), pipeline.training_seconds(), pipeline.solo_seconds())
         return Alone(
             outlook.rollout_seconds(max(1, self.workers // tp), tp),
             outlook.training_seconds(self.workers),
             outlook.solo_seconds(self.workers),
         )
+
+    def _homes(self, pipeline: Pipeline) -> dict[Phase, Place]:
+        """Blocks that each of its phases may use, where those are not the same."""
+        if not pipeline.apart:
+            return {}
+        return {
+            "rollout": self._blocks_of(pipeline.rollout_home),
+            "training": self._blocks_of(pipeline.trains_on),
+        }
 
     def _take_over(self, course: Course, lanes: list[Lane]) -> None:
         """A running phase: its longest lane on the blocks of all."""
@@ -358,15 +370,17 @@ class Forward:
         """
         tp = course.pipeline.tp
         width = max(1, round(tp / self.size))
-        mine: Iterable[int] = range(self.blocks)
+        home = self.homes[course.pipeline.name].get(course.phase)
+        mine: Collection[int] = range(self.blocks) if home is None else home
         if self.parts and course.phase == "rollout":
-            mine = self._blocks_of(self.parts[course.pipeline.name])
+            mine = [block for block in self._blocks_of(self.parts[course.pipeline.name]) if block in mine]
+        half = self.blocks if home is None else len(home)
         for most in self.crowds[-1:] if self.parts else self.crowds:
             found = [block for block in mine if crowd[block] <= most or self._joins(course, block)]
             if most == 0 and among:
                 found = found[: max(width, len(found) // among)]
             found = found[: len(found) // width * width]
-            if not found or (most == 0 and not among and 2 * len(found) < self.blocks):
+            if not found or (most == 0 and not among and 2 * len(found) < half):
                 continue
             workers = max(tp, int(len(found) * self.size))
             sizes = course.pipeline.outlook.memory(max(1, workers // tp), tp, workers)

@@ -15,6 +15,7 @@ from jigsawrl.graph.batch import Batch
 from jigsawrl.graph.interference import SIGNATURES, merely_divided, undisturbed
 from jigsawrl.graph.lanes import Segment
 from jigsawrl.policies.forward import Forward
+from jigsawrl.policies.onward import going_on
 from jigsawrl.policies.plans import Actions, Plan, Planner, moved_bytes
 from jigsawrl.policies.shares import best, equal, shared
 from jigsawrl.policies.starts import start_on
@@ -73,6 +74,7 @@ class Jigsaw:
         leaving |= {action.lane for action in pauses if isinstance(action, Pause)}
         returning = {action.lane for action in pauses if isinstance(action, Resume)}
         rule = best(state) if self.shares else equal
+        starts = starts if moves or pauses else going_on(state, starts)
         return [*moves, *pauses, *shared(state, starts, rule, leaving, returning)]
 
     def _make_way(
@@ -206,7 +208,7 @@ def phases_left(state: State) -> int:
 def late(state: State, pipeline: Pipeline) -> bool:
     """Whether it has waited so long that it goes first now."""
     waited = state.now - pipeline.since
-    return waited > 0 and waited > PATIENCE * pipeline.outlook.solo_seconds(len(pipeline.home))
+    return waited > 0 and waited > PATIENCE * pipeline.solo_seconds()
 
 
 def doubt(state: State) -> float:
@@ -224,7 +226,7 @@ def tight(state: State, pipeline: Pipeline) -> bool:
     due = pipeline.due
     if due == float("inf"):
         return False
-    left, step = state.left_alone(pipeline), pipeline.outlook.solo_seconds(len(pipeline.home))
+    left, step = state.left_alone(pipeline), pipeline.solo_seconds()
     return due - state.now - left < max(TIGHT * left, TIGHT_STEPS * step)
 
 

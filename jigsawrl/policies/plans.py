@@ -7,11 +7,12 @@ The others change one thing about it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Literal
 
-from jigsawrl.graph.interference import company, mix_freely
+from jigsawrl.graph.interference import Interference, company, merely_divided, mix_freely
+from jigsawrl.policies.narrow import few_workers, work_on
 from jigsawrl.policies.starts import needs, places_on
 from jigsawrl.policies.state import Migrate, Pipeline, Place, Start, State
 
@@ -20,10 +21,12 @@ TRIED = 2
 WIDER = (2, 3)
 """How many times as many workers as the others one pipeline's rollouts may have."""
 
-Option = Literal["free", "beside"] | float | Place
-"""Which workers: the free ones, all with room for company, this part of all, the emptiest first, or just these."""
+Option = Literal["free", "beside", "few"] | float | Place
+"""Which workers: the free ones, all with room for company, as few as keeps all busy, this part of all, the emptiest
+first, or just these."""
 RULE: tuple[Option, ...] = ("free", "beside")
 RULE_FREELY: tuple[Option, ...] = ("beside",)
+RULE_DIVIDED: tuple[Option, ...] = ("few", "beside")
 Actions = tuple[Start | Migrate, ...]
 Parts = tuple[tuple[str, Place], ...]
 
@@ -50,6 +53,8 @@ class Room:
     """Bytes."""
     batches: list[set[str]]
     """Bases on which somebody decodes there."""
+    work: list[float] = field(default_factory=list)
+    """Seconds of it that are left for those who are there, where it matters."""
 
     @staticmethod
     def of(state: State) -> Room:
@@ -59,7 +64,8 @@ class Room:
                 for worker in lane.workers:
                     batches[worker].add(lane.base)
         load = [state.lanes.crowd(worker) for worker in range(len(state.alive))]
-        return Room(load, list(state.held), batches)
+        work = work_on(state) if merely_divided(state.table) else []
+        return Room(load, list(state.held), batches, work)
 
     def beside(self, pipeline: Pipeline) -> list[int]:
         """How many its phase would be beside: a batch that it joins is no other."""
@@ -76,6 +82,8 @@ class Room:
                 self.load[worker] += 1
             if base:
                 self.batches[worker].add(base)
+            if self.work:
+                self.work[worker] += pipeline.busy_left(len(workers))
 
 
 @dataclass(slots=True)
@@ -191,7 +199,7 @@ class Planner:
         starts: list[Start] = []
         for number, pipeline in enumerate(order):
             by_rule = first is None or number > 0
-            options = RULE_FREELY if mix_freely(self.state.table) else RULE
+            options = rule_of(self.state.table)
             if not by_rule and first is not None:
                 options = (first,)
             if parts:
@@ -226,6 +234,9 @@ class Planner:
             return None
         elif option == "beside":
             workers = [w for w in home if load[w] < crowd]
+        elif option == "few":
+            least = sorted(home, key=lambda w: (room.work[w], w))
+            workers = sorted(least[: few_workers(self.state, pipeline, len(home))])
         elif isinstance(option, tuple):
             workers = [w for w in home if w in option and load[w] < crowd]
         else:
@@ -241,6 +252,13 @@ class Planner:
             return None
         room.take(pipeline, taken, needed)
         return Start(pipeline.name, places)
+
+
+def rule_of(table: Interference) -> tuple[Option, ...]:
+    """Where a waiting phase goes: the first of these that can be."""
+    if merely_divided(table):
+        return RULE_DIVIDED
+    return RULE_FREELY if mix_freely(table) else RULE
 
 
 def moved_bytes(state: State, move: Migrate) -> float:

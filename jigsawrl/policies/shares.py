@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from jigsawrl.graph.interference import SIGNATURES, Signature, best_shares
 from jigsawrl.policies.state import Action, Resize, Start, State
@@ -53,7 +54,7 @@ def shared(
         if share != lane.share:
             actions.append(Resize(lane.id, share))
     for number, start in enumerate(starts):
-        actions.append(Start(start.pipeline, start.places, shares.get(-1 - number, 1.0)))
+        actions.append(replace(start, share=shares.get(-1 - number, 1.0)))
     return actions
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.state import Phase, Pipeline, Place, Start, State
 
 
@@ -27,7 +28,17 @@ def needs(pipeline: Pipeline, places: tuple[Place, ...]) -> float:
 def bytes_for(pipeline: Pipeline, phase: Phase, engines: int, width: int) -> float:
     if phase == "training":
         return pipeline.outlook.memory(1, pipeline.tp, width).training
+    if pipeline.apart:
+        return engine_bytes(pipeline.outlook, engines, width)
     return pipeline.outlook.memory(engines, width, len(pipeline.home)).rollout
+
+
+def engine_bytes(outlook: Outlook, engines: int, width: int) -> float:
+    """Of a rollout whose actors do not train: weights and cache."""
+    sizes = outlook.memory(engines, width, 1)
+    if not outlook.shape.whole:
+        return sizes.rollout
+    return sizes.rollout - sizes.host + outlook.shape.model.weight_bytes / width
 
 
 def start_on(state: State, pipeline: Pipeline, workers: Sequence[int]) -> Start | None:

@@ -23,8 +23,8 @@ class Pipeline:
 
     name: str
     outlook: Outlook
-    home: Place
-    """Workers it may use, and over which it trains."""
+    rollout_home: Place
+    """Workers that its rollouts may use; its trainings too, if they have no home of their own."""
     steps: int
     arrived: float
     step: int = 1
@@ -34,6 +34,29 @@ class Pipeline:
     """When the phase became ready, started or ended."""
     lanes: list[int] = field(default_factory=list)
     """Of the running phase."""
+    training_home: Place | None = None
+    """Workers it trains on, where those run nothing else."""
+    turns: dict[Phase, float] = field(default_factory=dict)
+    """When each of its phases last started."""
+
+    @property
+    def home(self) -> Place:
+        """Workers that the phase it is in may use."""
+        return self.trains_on if self.phase == "training" else self.rollout_home
+
+    @home.setter
+    def home(self, workers: Place) -> None:
+        """All of them for both phases."""
+        self.rollout_home, self.training_home = workers, None
+
+    @property
+    def trains_on(self) -> Place:
+        return self.rollout_home if self.training_home is None else self.training_home
+
+    @property
+    def apart(self) -> bool:
+        """Whether its phases have actors of their own, each in a pool of theirs."""
+        return self.training_home is not None
 
     @property
     def tp(self) -> int:
@@ -46,8 +69,23 @@ class Pipeline:
         by_deadline = self.arrived + shape.deadline if shape.deadline is not None else float("inf")
         if shape.max_slowdown is None:
             return by_deadline
-        alone = self.steps * self.outlook.solo_seconds(max(len(self.home), self.tp))
-        return min(by_deadline, self.arrived + shape.max_slowdown * alone)
+        return min(by_deadline, self.arrived + shape.max_slowdown * self.steps * self.solo_seconds())
+
+    def rollout_seconds(self) -> float:
+        """Alone on all workers that its rollouts may use."""
+        return self.outlook.rollout_seconds(max(1, len(self.rollout_home) // self.tp), self.tp)
+
+    def training_seconds(self) -> float:
+        """Alone on all workers it trains on."""
+        return self.outlook.training_seconds(max(len(self.trains_on), 1 if self.apart else self.tp))
+
+    def solo_seconds(self) -> float:
+        """A step alone on all of its workers."""
+        return self.rollout_seconds() + self.training_seconds()
+
+    def busy_left(self, workers: int) -> float:
+        """Seconds for which it would keep each of so many workers busy until it is done."""
+        return (self.steps - self.step + 1) * self.outlook.busy_seconds(workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +135,13 @@ class State:
 
     def phase_seconds(self, pipeline: Pipeline) -> float:
         """Of its waiting phase, alone on all of its workers."""
-        outlook, workers = pipeline.outlook, max(len(pipeline.home), pipeline.tp)
-        if pipeline.phase == "rollout":
-            return outlook.rollout_seconds(max(1, workers // pipeline.tp), pipeline.tp)
-        return outlook.training_seconds(workers)
+        return pipeline.rollout_seconds() if pipeline.phase == "rollout" else pipeline.training_seconds()
 
     def left_alone(self, pipeline: Pipeline) -> float:
         """Seconds of all its work that is left if it had all of its workers to itself from now on."""
-        outlook, workers = pipeline.outlook, max(len(pipeline.home), pipeline.tp)
-        after = (pipeline.steps - pipeline.step) * outlook.solo_seconds(workers)
+        after = (pipeline.steps - pipeline.step) * pipeline.solo_seconds()
         if pipeline.phase == "rollout":
-            after += outlook.training_seconds(workers)
+            after += pipeline.training_seconds()
         if pipeline.status == "running":
             return after + max(lane.left_in_all() for lane in self.running(pipeline))
         return after + self.phase_seconds(pipeline)
@@ -178,6 +212,9 @@ class Start:
     pipeline: str
     places: tuple[Place, ...]
     share: float = 1.0
+    onward: bool = False
+    """Whether the training after a rollout may start at once, on the same workers, without asking, and so on for a
+    moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +253,14 @@ class Migrate:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """The state of a pipeline that does not run goes to the store, or one that is to come is loaded."""
+    """The state of a pipeline that does not run goes to the store, or one that is to come is loaded.
+
+    Of one whose phases have actors of their own, the state of those of one phase goes.
+    """
 
     pipeline: str
     out: bool
+    phase: Phase | None = None
 
 
 @dataclass(frozen=True, slots=True)

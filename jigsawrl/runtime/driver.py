@@ -22,9 +22,9 @@ from jigsawrl.config.tasks import CalculatorTask, EnvironmentTask, TextArenaTask
 from jigsawrl.engine.types import Request, SampleKey, SampleOutput
 from jigsawrl.errors import JigsawError
 from jigsawrl.pipeline import kept
-from jigsawrl.pipeline.actor import TAIL_FRACTION
 from jigsawrl.pipeline.actor_process import ActorDied, ProcessHandle
 from jigsawrl.pipeline.engines import Engines
+from jigsawrl.pipeline.generating import TAIL_FRACTION
 from jigsawrl.pipeline.loop import run
 from jigsawrl.pipeline.surroundings import Phase, Stopped, Tensors
 from jigsawrl.pipeline.workers import Workers
@@ -65,6 +65,9 @@ BRIEF_S = 0.2
 """What an engine is at is told if it was at the last thing for longer: nobody makes use of less."""
 REMEMBER_PART = 0.05
 """Of a pipeline's time, at most, that goes to remembering its steps."""
+FRESH_S = 0.5
+"""For so long a pipeline goes on as it was told where nothing else could be decided: phases of milliseconds would
+keep the scheduler busy."""
 MOST_EVENTS = 256
 """Events that are told together."""
 
@@ -80,14 +83,20 @@ class Assignment:
     """Where the node's store is."""
 
 
-def driver_main(scheduler: Connection, actors: Sequence[Connection], assignment: Assignment) -> None:
+def driver_main(
+    scheduler: Connection,
+    actors: Sequence[Connection],
+    assignment: Assignment,
+    make: Callable[[Line, Sequence[Connection], Store, RunConfig], Beside] | None = None,
+) -> None:
+    """`make` makes the surroundings, where they are not the usual ones."""
     die_with_parent()
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)  # the scheduler decides when to stop
     line = Line(scheduler)
     config = assignment.config
     try:
-        around = Beside(line, actors, Store.attach(assignment.store), config)
+        around = (make or Beside)(line, actors, Store.attach(assignment.store), config)
         run(config, assignment.out, assignment.resume, Told(line), around)
         around.forget()
         ends = Ends("finished")
@@ -108,8 +117,10 @@ class Line:
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
         self.stopping = False
-        self.sleepy = False
-        """Told to sleep, whoever heard it: that waits until a phase has ended."""
+        self.sleepy: set[Phase | None] = set()
+        """Actors that were told to sleep, by their phase, whoever heard it: that waits until a phase has ended."""
+        self.on_sleep: Callable[[], None] = lambda: None
+        """Called when some are told to."""
         self.go: Go | None = None
         """Permit for the next phase."""
         self.kept: list[FromDriver] = []
@@ -141,8 +152,10 @@ class Line:
         except (EOFError, ConnectionResetError):
             os._exit(1)
         self.stopping = self.stopping or isinstance(message, Stop)
-        self.sleepy = self.sleepy or isinstance(message, Sleep)
         self.go = message if isinstance(message, Go) else self.go
+        if isinstance(message, Sleep):
+            self.sleepy.add(message.phase)
+            self.on_sleep()
         return message
 
     def waiting(self) -> bool:
@@ -320,17 +333,30 @@ class Beside:
         self.name = config.name
         episodes = isinstance(config.task, CalculatorTask | TextArenaTask | EnvironmentTask)
         self.drawn = Drawn(store, config.name)
-        self.engines = WatchedEngines(self.handles, line, episodes, self.drawn)
-        self.gang = Workers(self.handles, self.engines)
+        self.engines = WatchedEngines(self.team("rollout"), line, episodes, self.drawn)
+        self.gang = self._gang()
         self.deterministic = config.deterministic
         self.where = tuple(range(len(actors)))
         """The worker that each actor is on."""
         self.told = ToldEvents(line, self)
-        self.asleep = False
+        self.asleep: set[Phase | None] = set()
+        """Actors that sleep, by their phase; None: those of both."""
         self.remembered, self.remembering = float("-inf"), 0.0
         """When a step was last remembered, and the seconds that it took."""
+        self.steps = config.steps
+        self.asked = 0.0
+        """When the scheduler was last waited for."""
+        self.last_rollout = Go((), (), ())
+        """Its permit."""
         self.waited = 0.0
         """Seconds of this phase in which no engine had anything to do but wait for tools."""
+
+    def team(self, phase: Phase | None) -> Sequence[ProcessHandle]:
+        """The actors that run a phase."""
+        return self.handles
+
+    def _gang(self) -> Workers:
+        return Workers(self.team("training"), self.engines)
 
     def workers(self, config: RunConfig, base: Path, device: str) -> Workers:
         self.line.send(Loads())
@@ -349,42 +375,67 @@ class Beside:
         self.where = go.where
         self.waited = 0.0
         # With other threads some products differ in their last bits.
-        threads = (1,) * len(self.handles) if self.deterministic else go.threads
-        before = self.gang.each("busy_seconds", [(each,) for each in threads])
+        team = Workers(self.team(phase), self.engines)
+        threads = [1 if self.deterministic else go.threads[handle.rank] for handle in self.team(phase)]
+        before = team.each("busy_seconds", [(each,) for each in threads])
         yield
-        after = self.gang.every("busy_seconds")
+        after = team.every("busy_seconds")
         busy = tuple((b - a) / n for a, b, n in zip(before, after, threads, strict=True))
         self.engines.forget_episodes()
         self.told.close()
         turns = self.engines.turns / max(1, len(self.engines.lengths))
         lengths = told_lengths(list(self.engines.lengths.values()))
-        self.line.send(Over(phase, step, busy, len(go.engines), lengths, turns, self.waited))
+        follows = self._next_permit(go, step)
+        went_on = now() if follows is not None else None
+        over = Over(phase, step, busy, len(go.engines), lengths, turns, self.waited, went_on)
+        if follows is None:
+            self.line.send(over)
+        else:
+            self.line.go = follows
+            self.line.later(over)
+
+    def _next_permit(self, go: Go, step: int) -> Go | None:
+        """For the phase after this one, where it needs no asking and nobody wants anything: the training after a
+        rollout, and the next step for as long as what was decided is fresh."""
+        if self.line.waiting():
+            return None
+        if go.training is not None:
+            return go.training
+        fresh = now() - self.asked < FRESH_S
+        return self.last_rollout if fresh and self.last_rollout.training and step < self.steps else None
 
     def _permit(self, phase: Phase, step: int) -> Go:
         """Waits for it, where it is not there already; the state may have to make room meanwhile."""
         line = self.line
         while True:
-            if line.sleepy:
-                self._swap("sleep", step)
-                line.sleepy = False
-                line.send(Asleep())
+            for each in list(line.sleepy):
+                self._sleep(each, step)
             if line.stopping and phase == "rollout":
-                self._wake(step)
+                self._wake("training", step)  # to be saved
                 raise Stopped
             if line.go is not None:
                 go, line.go = line.go, None
-                self._wake(step)
+                self._wake(phase, step)
+                if phase == "rollout":
+                    self.last_rollout = go
                 return go
             line.receive()
+            self.asked = now()
 
-    def _wake(self, step: int) -> None:
-        if self.asleep:
-            self._swap("wake_up", step)
+    def _sleep(self, phase: Phase | None, step: int) -> None:
+        self._swap("sleep", phase, step)
+        self.asleep.add(phase)
+        self.line.sleepy.discard(phase)
+        self.line.send(Asleep(phase))
 
-    def _swap(self, verb: Literal["sleep", "wake_up"], step: int) -> None:
+    def _wake(self, phase: Phase, step: int) -> None:
+        for each in self.asleep & {phase, None}:
+            self._swap("wake_up", each, step)
+            self.asleep.discard(each)
+
+    def _swap(self, verb: Literal["sleep", "wake_up"], phase: Phase | None, step: int) -> None:
         with self.told.span("swap", pipeline=self.name, step=step, verb=verb) as found:
             found["bytes"] = self.gang.all(verb, self.store.root, self.name).bytes
-        self.asleep = verb == "sleep"
 
     def stopping(self) -> AbstractContextManager[Callable[[], bool]]:
         return nullcontext(self._stopping)

@@ -1,5 +1,7 @@
 """The processes of one pipeline: a driver and an actor on each worker. They live and die together.
 
+Where workers are in pools, those actors roll out or train, as their worker does.
+
 All are forked from one process that has torch loaded, so a dozen of them are up in seconds and share its pages.
 """
 
@@ -9,6 +11,7 @@ import multiprocessing
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
 
     from jigsawrl.config import RunConfig
+    from jigsawrl.config.pipelines import PoolsConfig
     from jigsawrl.runtime.shares import Shares, Units
     from jigsawrl.runtime.sharing import SharedActors
 
@@ -31,7 +35,8 @@ GRACE_S = 5.0
 
 
 class Family:
-    """Started at once. `line` goes to the driver. With `shared` its actors are in others' processes."""
+    """Started at once. `line` goes to the driver. With `shared` its actors are in others' processes; with `pools`
+    each runs one phase only."""
 
     def __init__(
         self,
@@ -41,9 +46,11 @@ class Family:
         store: Path,
         shares: Shares,
         shared: SharedActors | None = None,
+        pools: PoolsConfig | None = None,
     ) -> None:
         # Heavy modules belong into the children.
         from jigsawrl.runtime.start import start_actor, start_driver
+        from jigsawrl.runtime.start_pools import start_driver_of_pools, start_pool_actor
 
         context = fork_server()
         self.name = config.name
@@ -61,17 +68,19 @@ class Family:
         for rank in range(0 if shared is not None else workers):
             driver_end, actor_end = context.Pipe()
             pipes.append(driver_end)
-            meeting = f"file://{self.meeting}/gang"
-            given = (shares.environment, self.note(rank))
-            arguments = (actor_end, config, base, shares.device(rank), rank, workers, meeting, *given)
+            place = (shares.device(rank), rank, workers, f"file://{self.meeting}/gang")
+            arguments = (actor_end, config, base, *place, shares.environment, self.note(rank))
             actor = context.Process(
-                target=start_actor, args=arguments, name=f"{self.name}/actor/{rank}", daemon=True
+                target=start_actor if pools is None else partial(start_pool_actor, pools),
+                args=arguments,
+                name=f"{self.name}/actor/{rank}",
+                daemon=True,
             )
             actor.start()
             actor_end.close()
             self.actors.append(actor)
         self.driver = context.Process(
-            target=start_driver,
+            target=start_driver if pools is None else partial(start_driver_of_pools, pools),
             args=(theirs, pipes, config, out, resume, store),
             name=f"{self.name}/driver",
             daemon=False,

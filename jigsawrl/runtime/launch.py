@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Any
 from jigsawrl import durable
 from jigsawrl.config import files, text
 from jigsawrl.config.messages import joined
-from jigsawrl.config.pipelines import Mix, checked_mix, is_profile_file, run_of
+from jigsawrl.config.pipelines import Mix, PipelinesConfig, checked_mix, is_profile_file, run_of
 from jigsawrl.config.runfolder import check_mix_folder
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
-from jigsawrl.graph.fits import refuse_what_cannot_fit
+from jigsawrl.graph.fits import gigabytes, refuse_what_cannot_fit
 from jigsawrl.graph.hardware import Hardware
+from jigsawrl.graph.interference import table_of
+from jigsawrl.graph.outlook import Outlook
 from jigsawrl.graph.profile import Profile, Workload, load_profile, table_on, write_profile
 from jigsawrl.pipeline.base import base_folder
 from jigsawrl.policies.named import POLICIES
+from jigsawrl.policies.starts import engine_bytes
 from jigsawrl.runtime.control import Control
 from jigsawrl.runtime.learning import first_outlook
 from jigsawrl.runtime.member import Member
@@ -92,7 +95,7 @@ def _run(
         name: member_of(mix, name, config, out, worker, workloads.get(name))
         for name, config in configs.items()
     }
-    refuse_what_cannot_fit([member.outlook for member in members.values()], worker, count)
+    refuse([member.outlook for member in members.values()], worker, mix.config)
     out.mkdir(parents=True, exist_ok=True)
     if bases is not None:
         take_bases(list(members.values()), bases)
@@ -119,8 +122,10 @@ def _run(
         return member
 
     table = table_on(worker, known)
-    mind = Mind(policy, table, count, worker.device_bytes, len(shares.workers[0]))
-    scheduler = Scheduler(members, mind, shares, store, log, progress, resume, control, admit)
+    pools = mix.config.pools
+    first = pools.rollout if pools else None
+    mind = Mind(policy, table, count, worker.device_bytes, len(shares.workers[0]), first)
+    scheduler = Scheduler(members, mind, shares, store, log, progress, resume, control, admit, pools)
     gc.freeze()  # what is there by now stays, and need not be looked through again and again
     try:
         scheduler.run()
@@ -239,8 +244,27 @@ def submitted(mix: Mix, request: dict[str, Any], out: Path, worker: Hardware, de
     own = own_config(more, name, device)
     check(own)
     member = member_of(more, name, own, out, worker, None)
-    refuse_what_cannot_fit([member.outlook], worker, config.workers)
+    refuse([member.outlook], worker, config)
     return member
+
+
+def refuse(outlooks: Sequence[Outlook], worker: Hardware, config: PipelinesConfig) -> None:
+    """A JigsawError where the memory cannot hold them."""
+    pools = config.pools
+    if pools is None:
+        refuse_what_cannot_fit(outlooks, worker, config.workers)
+        return
+    for outlook in outlooks:
+        needs = {
+            "rollout": (engine_bytes(outlook, pools.rollout, 1), pools.rollout),
+            "training": (outlook.memory(1, 1, pools.training).training, pools.training),
+        }
+        for phase, (needed, width) in needs.items():
+            if needed > worker.device_bytes:
+                raise JigsawError(
+                    f"{outlook.shape.name}: {phase} needs {gigabytes(needed)} on each of its {width} workers, and a "
+                    f"{worker.name} has {gigabytes(worker.device_bytes)}; use more workers"
+                )
 
 
 def known_before(profile: str) -> Profile | None:
@@ -263,7 +287,8 @@ def save_what_was_learned(mind: Mind, worker: Hardware, out: Path) -> None:
     if learned:
         source = "measured while these pipelines ran, alone and beside each other"
         table = mind.followed_table()
-        profile = Profile(out.name, source, worker, learned, interference=table if table.learned else None)
+        own = table if table.learned != table_of(worker.name).learned else None
+        profile = Profile(out.name, source, worker, learned, interference=own)
         write_profile(profile, out / PROFILE)
 
 

@@ -51,10 +51,21 @@ class Seen:
     by_turns: bool = False
     """Who was took turns with it: then it was at work for as long as it is alone, on a CPU."""
     company: Company = field(default_factory=Company)
+    on_each: int = 1
+    """Of its actors, that took turns on a worker: a gang may train on fewer workers than it has actors."""
 
     @property
     def busy(self) -> float:
-        return min(max(self.over.busy, default=0.0), max(0.0, self.seconds - self.over.tool_seconds))
+        """Seconds in which its busiest worker was at work for it."""
+        at_work = self.on_each * max(self.over.busy, default=0.0)
+        return min(at_work, max(0.0, self.seconds - self.over.tool_seconds))
+
+    @property
+    def width(self) -> int:
+        """Workers on which it was."""
+        return (
+            self.over.engines if self.over.phase == "rollout" else max(1, len(self.over.busy) // self.on_each)
+        )
 
     @property
     def overhead(self) -> float:
@@ -102,8 +113,10 @@ class Learned:
         return self._follow(kind)
 
     def _follow(self, kind: Phase) -> Followed:
-        """What these phases needed is held against what was foreseen for lengths as they turned out."""
-        seen, self.seen[kind] = self.seen[kind], []
+        """What these phases needed is held against what was foreseen for lengths as they turned out; of phases on as
+        many workers as the last."""
+        width = self.seen[kind][-1].width
+        seen, self.seen[kind] = [each for each in self.seen[kind] if each.width == width], []
         self.times[kind] = self.times.get(kind, 0) + 1
         weight = max(1 / self.times[kind], LEAST)
         outlook, last = self.outlook, seen[-1].over
@@ -122,10 +135,10 @@ class Learned:
                 forecast = as_it_was if guessed else forecast.followed_by(as_it_was)
                 self.steps_seen = [*self.steps_seen, lengths][-STEPS:]
             known = Outlook(shape, outlook.costs, outlook.hardware, as_it_was)
-            expected = _at_work(known.engine(last.engines, 1).segments)
+            expected = _at_work(known.engine(width, 1).segments)
         else:
             tokens = float(self.steps_seen[-1].mean()) * shape.sequences if self.steps_seen else None
-            expected = _at_work(outlook.training(len(last.busy), tokens))
+            expected = _at_work(outlook.training(width, tokens))
         found = self._held_against(expected, seen[-1])
         costs = self._costs_after(kind, seen, expected, weight)
         if kind == "rollout":

@@ -1,12 +1,15 @@
 """Whose state is awake, and who must sleep to make room. Pure.
 
 Actors of a pipeline are alike on all workers, so one number speaks for each of them. What runs counts with all that
-its phase needs; what only waits, with its state. Those that have waited longest go to sleep first.
+its phase needs; what only waits, with its state. Those that have waited longest go to sleep first. Workers that run
+one phase only have a memory for themselves.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from jigsawrl.policies.state import Phase, Place
 
 
 @dataclass(slots=True)
@@ -17,6 +20,9 @@ class Memory:
     """Bytes of each pipeline's state, awake."""
     awake: dict[str, float] = field(default_factory=dict)
     """Since when each of those has not run, the longest first."""
+    workers: Place = ()
+    phase: Phase | None = None
+    """That its workers run; None: both."""
 
     def wakes(self, name: str, now: float) -> None:
         """It runs, or is set up."""

@@ -67,11 +67,15 @@ class Over(Message):
     """Of a rollout's samples, on the mean."""
     tool_seconds: float = 0.0
     """In which no engine of a rollout had anything to do but wait for tools."""
+    went_on: float | None = None
+    """When the next phase began at once, since its permit was there already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asleep(Message):
-    """Its state is in the store, and nowhere else."""
+    """Its state is in the store, and nowhere else: all of it, or that of the actors of one phase."""
+
+    phase: Phase | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,8 @@ class Go(Message):
     """The cores that each of its actors has."""
     prompt: bool = True
     """Whether what its engines are at is to be told at once; else with other news, or soon."""
+    training: Go | None = None
+    """Of the training after a rollout, if that may run too, without asking; so may the next step, for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,9 @@ class Load(Message):
 
 @dataclass(frozen=True, slots=True)
 class Sleep(Message):
-    """Its state goes to the store, and comes back with the next `Go`."""
+    """Its state goes to the store, all of it or that of the actors of one phase; it comes back with the next `Go`."""
+
+    phase: Phase | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,19 @@ The same news at the same times give the same actions, whoever brings them: a ru
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jigsawrl.graph.interference import Interference
 from jigsawrl.graph.outlook import Outlook
+from jigsawrl.policies.starts import engine_bytes
 from jigsawrl.policies.state import (
     Action,
     Event,
     Migrate,
     Pause,
     Phase,
+    Place,
     Policy,
     Resize,
     Resume,
@@ -84,6 +86,8 @@ class Thought:
     held: bool = False
     could: tuple[Phase, int] | None = None
     """Phase and step that it could start, or has started."""
+    asked: float = 0.0
+    """When its phase could have started."""
     since: float = 0.0
     """When its phase started."""
     foreseen: float = 0.0
@@ -100,11 +104,16 @@ class Mind:
     device_bytes: float
     units: int = 1
     """Parts of a worker that can be held apart."""
+    rollout_workers: int | None = None
+    """The first ones, that run rollouts only while the others train; None: all run both."""
     world: World = field(init=False)
     thoughts: dict[str, Thought] = field(default_factory=dict)
-    memory: Memory = field(init=False)
+    memories: tuple[Memory, ...] = field(init=False)
+    """Of the workers that are alike."""
     loading: list[str] = field(default_factory=list)
     """Pipelines that wait for room to be set up."""
+    coming: set[str] = field(default_factory=set)
+    """Pipelines that have it, and are not set up yet: they cannot sleep."""
     events: list[Event] = field(default_factory=list)
     """That nothing was decided on yet."""
     felt: list[Followed] = field(default_factory=list)
@@ -113,13 +122,28 @@ class Mind:
     """When the table last followed."""
 
     def __post_init__(self) -> None:
-        self.world = World(self.table, self.workers, self.device_bytes, self.units)
-        self.memory = Memory(self.device_bytes)
+        first = self.rollout_workers
+        self.world = World(self.table, self.workers, self.device_bytes, self.units, first)
+        everyone = self.world.workers
+        kinds: list[tuple[Place, Phase | None]] = [(everyone, None)]
+        if first is not None:
+            kinds = [(everyone[:first], "rollout"), (everyone[first:], "training")]
+        self.memories = tuple(Memory(self.device_bytes, workers=each, phase=phase) for each, phase in kinds)
 
     def join(self, name: str, outlook: Outlook) -> None:
         """It may begin from now on."""
+        if self.rollout_workers is not None:  # each has engines of its own there
+            shape = replace(outlook.shape, base="")
+            outlook = Outlook(shape, outlook.costs, outlook.hardware, outlook.forecast)
         self.thoughts[name] = Thought(Learned(outlook))
-        self.memory.states[name] = outlook.memory(self.workers, 1, self.workers).host
+        for memory in self.memories:
+            count = len(memory.workers)
+            state = outlook.memory(count, 1, count).host
+            memory.states[name] = engine_bytes(outlook, count, 1) if memory.phase == "rollout" else state
+
+    def is_awake(self, name: str) -> bool:
+        """Whether there is room for all of its state, and it has it."""
+        return all(name in memory.awake for memory in self.memories)
 
     def hear(self, name: str, news: News) -> None:
         match news:
@@ -169,28 +193,38 @@ class Mind:
                     self.world.lanes.pause(lane, isinstance(action, Pause))
                 case Resize(lane, share):
                     self.world.lanes.resize(lane, share)
-        return [*actions, *self._sleep(0.0), *chosen]
+        return [*actions, *self._sleep(), *chosen]
 
     def _load(self) -> list[Action]:
         actions: list[Action] = []
         while self.loading:
             name = self.loading[0]
-            needed = self.memory.states[name]
-            if self.memory.to_sleep(self._running(), max(self.world.held), needed) is None:
+            if any(self._in_the_way(memory, memory.states[name]) is None for memory in self.memories):
                 break
-            actions += [*self._sleep(needed), Swap(name, out=False)]
-            self.memory.wakes(self.loading.pop(0), self.world.lanes.now)
+            actions += [*self._sleep(name), Swap(name, out=False)]
+            for memory in self.memories:
+                memory.wakes(name, self.world.lanes.now)
+            self.coming.add(self.loading.pop(0))
         return actions
 
-    def _sleep(self, needed: float) -> list[Action]:
-        """Those that do not run and are in the way."""
-        names = self.memory.to_sleep(self._running(), max(self.world.held), needed) or []
-        for name in names:
-            self.memory.sleeps(name)
-        return [Swap(name, out=True) for name in names]
+    def _sleep(self, newcomer: str | None = None) -> list[Action]:
+        """Those that do not run and are in the way, also of one that comes."""
+        actions: list[Action] = []
+        for memory in self.memories:
+            for name in self._in_the_way(memory, memory.states[newcomer] if newcomer else 0.0) or ():
+                memory.sleeps(name)
+                actions.append(Swap(name, out=True, phase=memory.phase))
+        return actions
 
-    def _running(self) -> set[str]:
-        return {name for name, pipeline in self.world.pipelines.items() if pipeline.status == "running"}
+    def _in_the_way(self, memory: Memory, needed: float) -> list[str] | None:
+        running = {
+            pipeline.name
+            for pipeline in self.world.pipelines.values()
+            if pipeline.status == "running" and memory.phase in (None, pipeline.phase)
+        }
+        held = max(self.world.held[worker] for worker in memory.workers)
+        held += sum(memory.states[name] for name in self.coming)
+        return memory.to_sleep(running | self.coming, held, needed)
 
     def runs(self, name: str) -> tuple[Phase, int] | None:
         """Phase and step that a pipeline may be at now."""
@@ -198,6 +232,7 @@ class Mind:
         return (pipeline.phase, pipeline.step) if pipeline and pipeline.status == "running" else None
 
     def _began(self, name: str, steps: int, done: int) -> None:
+        self.coming.discard(name)
         if done < steps:
             again = name in self.world.pipelines
             outlook = self.thoughts[name].learned.outlook
@@ -207,7 +242,7 @@ class Mind:
     def _could_start(self, name: str, phase: Phase, step: int) -> None:
         """The policy hears of it; not of a pipeline that somebody wants to wait."""
         thought = self.thoughts[name]
-        thought.could = (phase, step)
+        thought.could, thought.asked = (phase, step), self.world.lanes.now
         ready = self.world.ask(name, phase, step)
         if thought.held:
             self.world.pipelines[name].status = "done"
@@ -227,20 +262,41 @@ class Mind:
     def _over(self, name: str, over: Over) -> None:
         thought = self.thoughts[name]
         now = self.world.lanes.now
+        on_each, onward = self._on_each(name, over), self.world.onward.get(name)
+        ended = now if over.went_on is None else over.went_on
         self.events += self.world.over(name)
         company = self.world.company.pop(name, Company())
-        seen = Seen(over, now - thought.since, thought.alone, self.world.by_turns, company)
+        seen = Seen(over, ended - thought.since, thought.alone, self.world.by_turns, company, on_each)
         followed = thought.learned.ended(seen, now)
         if followed is not None:
             self.world.forecast(name, thought.learned.outlook)
             self._feel(followed, now)
-        if over.phase == "rollout":
+        if over.went_on is not None and onward is not None:
+            self._went_on(name, over, onward)
+            thought.since = ended
+        elif over.phase == "rollout":
             self._could_start(name, "training", over.step)
         elif over.step < self.world.pipelines[name].steps:
             self._could_start(name, "rollout", over.step + 1)
         else:
             thought.could = None
             self.events.append(self.world.leave(name))
+
+    def _went_on(self, name: str, over: Over, onward: tuple[Start, Start]) -> None:
+        """With its next phase, on the same workers."""
+        phase: Phase = "training" if over.phase == "rollout" else "rollout"
+        step = over.step + (phase == "rollout")
+        self.thoughts[name].could = (phase, step)
+        self.world.ask(name, phase, step)
+        self._start(onward[phase == "training"])
+
+    def _on_each(self, name: str, over: Over) -> int:
+        """Actors that shared a worker of the phase that is over."""
+        if over.phase == "rollout":
+            return 1
+        lanes = self.world.lanes.lanes
+        workers = {worker for key in self.world.pipelines[name].lanes for worker in lanes[key].workers}
+        return max(1, len(over.busy) // max(1, len(workers)))
 
     def _feel(self, phase: Followed, now: float) -> None:
         """The table follows phases that were in company, a few at a time: what was reckoned with it is void then."""
@@ -260,7 +316,9 @@ class Mind:
 
     def _forget(self, name: str) -> None:
         self.thoughts[name].could = None
-        self.memory.sleeps(name)
+        self.coming.discard(name)
+        for memory in self.memories:
+            memory.sleeps(name)
         if name in self.loading:
             self.loading.remove(name)
 
@@ -274,8 +332,11 @@ class Mind:
         world, thought = self.world, self.thoughts[action.pipeline]
         world.start(action)
         thought.since, thought.alone = world.lanes.now, True
-        self.memory.wakes(action.pipeline, world.lanes.now)
-        lanes = [world.lanes.lanes[key] for key in world.pipelines[action.pipeline].lanes]
+        pipeline = world.pipelines[action.pipeline]
+        for memory in self.memories:
+            if memory.phase in (None, pipeline.phase):
+                memory.wakes(pipeline.name, world.lanes.now)
+        lanes = [world.lanes.lanes[key] for key in pipeline.lanes]
         thought.foreseen = max(lane.left_in_all() for lane in lanes)
         shared = {key for there in world.lanes.on_worker if len(there) > 1 for key in there}
         for key in shared:

@@ -51,5 +51,21 @@ def go_for(member: Member, world: World, shares: Shares, prompt: bool) -> Go:
     seats = {actor: worker for lane in lanes for actor, worker in world.seats(lane).items()}
     held = member.family.held
     threads = [shares.threads(held.get(actor, units)) for actor, units in enumerate(shares.workers)]
-    where = [seats.get(actor, 0) for actor in world.workers]
-    return Go(tuple(engines), tuple(where), tuple(threads), prompt)
+    where = [seats.get(actor, 0 if world.training_home is None else actor) for actor in world.workers]
+    return Go(tuple(engines), tuple(where), tuple(threads), prompt, training_after(member, world, shares))
+
+
+def training_after(member: Member, world: World, shares: Shares) -> Go | None:
+    """Of a rollout, where it may follow without asking. Its actors are put there now: those of them that do not
+    generate have nothing else to do."""
+    onward = world.onward.get(member.name)
+    if onward is None:
+        return None
+    assert member.family is not None
+    (place,) = onward[1].places
+    seats = world.gang_seats(place)
+    units = [shares.workers[seats[actor]] for actor in world.workers]
+    for actor in world.workers:
+        member.family.hold(actor, units[actor])
+    threads = tuple(shares.threads(each) for each in units)
+    return Go(place, tuple(seats[actor] for actor in world.workers), threads, prompt=False)

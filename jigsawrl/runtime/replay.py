@@ -89,9 +89,11 @@ class Again:
     def __post_init__(self) -> None:
         worker = Hardware(**self.start["hardware"])
         policy = POLICIES[self.start["policy"]]
-        known = known_before(checked_mix(read_run_file(self.run / RESOLVED)).profile)
+        asked = checked_mix(read_run_file(self.run / RESOLVED))
+        known = known_before(asked.profile)
         table, units = table_on(worker, known), self.start.get("units", 1)
-        self.mind = Mind(policy, table, self.start["workers"], worker.device_bytes, units)
+        first = asked.pools.rollout if asked.pools else None
+        self.mind = Mind(policy, table, self.start["workers"], worker.device_bytes, units, first)
         for name in self.start["pipelines"]:
             self.join(name, known.workloads.get(name) if known else None)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.policies.state import Action, Migrate, Start, Swap, Wait
+from jigsawrl.policies.state import Action, Migrate, Phase, Start, Swap, Wait
 from jigsawrl.runtime.control import Control
 from jigsawrl.runtime.family import Family, how_it_ended
 from jigsawrl.runtime.member import RETRIES, Member
@@ -46,6 +46,7 @@ from jigsawrl.runtime.watch import Watch
 from jigsawrl.telemetry.events import EventLog, now
 
 if TYPE_CHECKING:
+    from jigsawrl.config.pipelines import PoolsConfig
     from jigsawrl.telemetry.progress import Progress
 
 TICK_S = 0.5
@@ -74,13 +75,14 @@ class Scheduler:
     control: Control
     admit: Callable[[dict[str, Any]], Member]
     """Makes a member of what somebody submits, or refuses it."""
+    pools: PoolsConfig | None = None
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     watch: Watch = field(init=False)
     sharing: Sharing = field(init=False)
     work: Work = field(default_factory=Work)
     news: list[tuple[str, News]] = field(default_factory=list)
     """That the mind has not heard yet."""
-    falling_asleep: set[str] = field(default_factory=set)
+    falling_asleep: set[tuple[str, Phase | None]] = field(default_factory=set)
     """Pipelines that make room; nobody takes it before they have."""
     wakes: list[float] = field(default_factory=list)
     started: float = field(default_factory=now)
@@ -166,8 +168,8 @@ class Scheduler:
     def _start_family(self, member: Member, resume: bool) -> None:
         member.ends, member.told, member.loads, member.paused = None, None, False, set()
         known = [each.config for each in self.members.values() if each.ended is None]
-        shared = self.sharing.actors_for(member.config, known)
-        member.family = Family(member.config, member.out, resume, self.store, self.shares, shared)
+        shared = self.sharing.actors_for(member.config, known) if self.pools is None else None
+        member.family = Family(member.config, member.out, resume, self.store, self.shares, shared, self.pools)
         self.selector.register(member.family.line, selectors.EVENT_READ, (member.name, "line"))
         for sentinel in member.family.sentinels:
             self.selector.register(sentinel, selectors.EVENT_READ, (member.name, "process"))
@@ -214,7 +216,7 @@ class Scheduler:
             first = reason.splitlines()[0] if reason else "for no known reason"
             self.progress.message(f"{member.name}: {first}; it goes on from step {member.done}")
             self.news.append((member.name, Lost()))
-            self.falling_asleep.discard(member.name)
+            self._waits_no_more_for(member)
             self._start_family(member, resume=True)
 
     def _end(self, member: Member, how: str, reason: str) -> None:
@@ -225,7 +227,11 @@ class Scheduler:
         if how == "failed":
             self.progress.message(f"{member.name}: failed: {reason}")
         self.news.append((member.name, Gone()))
-        self.falling_asleep.discard(member.name)
+        self._waits_no_more_for(member)
+
+    def _waits_no_more_for(self, member: Member) -> None:
+        """Whatever was to fall asleep is gone."""
+        self.falling_asleep = {each for each in self.falling_asleep if each[0] != member.name}
 
     def _stop_all(self) -> None:
         self.stopping = True
@@ -266,8 +272,8 @@ class Scheduler:
             case Loads():
                 member.loads = True
                 self.news.append((member.name, message))
-            case Asleep():
-                self.falling_asleep.discard(member.name)
+            case Asleep(phase):
+                self.falling_asleep.discard((member.name, phase))
             case At(-1, substage):
                 member.training = substage
             case At():
@@ -339,6 +345,9 @@ class Scheduler:
             if isinstance(each, Over):
                 self._log_phase(name, each, at)
             self.mind.hear(name, each)
+            if isinstance(each, Over) and each.went_on is not None:
+                self.members[name].told = self.mind.runs(name)
+                self._log_predicted(name)
         everyone = self._everyone_is_there()
         decides = bool(self.mind.loading) or (everyone and bool(self.mind.events))
         heard = [written(name, each) for name, each in news]
@@ -364,7 +373,7 @@ class Scheduler:
         if self.falling_asleep:
             return
         for member in self.members.values():
-            if member.loads and member.name in self.mind.memory.awake:
+            if member.loads and self.mind.is_awake(member.name):
                 member.loads = False
                 self._tell(member, Load())
             runs = self.mind.runs(member.name)
@@ -380,10 +389,21 @@ class Scheduler:
             pipeline=name,
             phase=over.phase,
             step=over.step,
+            asked=thought.asked,
             t0=thought.since,
-            t1=at,
+            t1=at if over.went_on is None else over.went_on,
             foreseen=thought.foreseen,
             busy=list(over.busy),
+        )
+
+    def _log_predicted(self, name: str) -> None:
+        pipeline, thought = self.mind.world.pipelines[name], self.mind.thoughts[name]
+        self.log.keep(
+            "predicted",
+            pipeline=name,
+            phase=pipeline.phase,
+            step=pipeline.step,
+            seconds=thought.foreseen,
         )
 
     def _carry_out(self, actions: list[Action]) -> None:
@@ -393,19 +413,12 @@ class Scheduler:
         for action in actions:
             match action:
                 case Start(name):
-                    pipeline, thought = self.mind.world.pipelines[name], self.mind.thoughts[name]
-                    self.log.keep(
-                        "predicted",
-                        pipeline=name,
-                        phase=pipeline.phase,
-                        step=pipeline.step,
-                        seconds=thought.foreseen,
-                    )
+                    self._log_predicted(name)
                 case Migrate(name):
                     self._tell(self.members[name], Gather(tuple(place[0] for place in action.places)))
                 case Swap(name, out=True):
-                    self.falling_asleep.add(name)
-                    self._tell(self.members[name], Sleep())
+                    self.falling_asleep.add((name, action.phase))
+                    self._tell(self.members[name], Sleep(action.phase))
                 case Wait(until):
                     self.wakes = sorted([*self.wakes, until])
 

@@ -34,8 +34,9 @@ from jigsawrl.model.folder import load_model
 from jigsawrl.model.lora import linears, share_base
 from jigsawrl.model.tokenizer import load_tokenizer
 from jigsawrl.model.transformer import Transformer
-from jigsawrl.pipeline.actor import Actor, compute_dtype
+from jigsawrl.pipeline.actor import Actor
 from jigsawrl.pipeline.actor_process import Reports, answer_to, join_the_others, receive, send
+from jigsawrl.pipeline.generating import compute_dtype
 from jigsawrl.pipeline.residency import Residency
 from jigsawrl.pipeline.workers import set_up_torch
 from jigsawrl.processes import die_with_parent

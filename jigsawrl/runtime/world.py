@@ -15,6 +15,7 @@ from jigsawrl.graph.batch import Batch
 from jigsawrl.graph.interference import CORES, Interference
 from jigsawrl.graph.lanes import Lane, Lanes, Segment
 from jigsawrl.graph.outlook import Outlook
+from jigsawrl.policies.starts import bytes_for
 from jigsawrl.policies.state import (
     Arrived,
     Ended,
@@ -72,9 +73,19 @@ class OnDemand(Mapping[int, Survivors]):
 
 
 class World:
-    """`home` of every pipeline are all workers. A worker has so many `units` that can be held apart."""
+    """A pipeline may use all workers. A worker has so many `units` that can be held apart.
 
-    def __init__(self, table: Interference, workers: int, device_bytes: float, units: int = 1) -> None:
+    With `rollout_workers`, those first ones only roll out, and the others only train.
+    """
+
+    def __init__(
+        self,
+        table: Interference,
+        workers: int,
+        device_bytes: float,
+        units: int = 1,
+        rollout_workers: int | None = None,
+    ) -> None:
         self.lanes = Lanes(table, workers)
         self.by_turns_above = units if table.name == CORES.name else 1 << 30
         """Of more on a worker it is known how they share it: as cores are, by turns."""
@@ -86,6 +97,10 @@ class World:
         self.alive = [True] * workers
         self.device_bytes = device_bytes
         self.next_lane = 0
+        self.onward: dict[str, tuple[Start, Start]] = {}
+        """Rollouts and trainings that may follow each other without asking."""
+        self.rollout_home = self.workers[:rollout_workers]
+        self.training_home = None if rollout_workers is None else self.workers[rollout_workers:]
 
     @property
     def workers(self) -> Place:
@@ -129,18 +144,22 @@ class World:
 
     def seats(self, lane: Lane) -> dict[int, int]:
         """The worker of each actor that is at a lane: a rollout's engine is that of its worker, and all actors train,
-        wherever the gang was put."""
-        place = lane.workers
+        wherever the gang was put; those that only roll out do not."""
         if lane.phase == "rollout":
-            return {worker: worker for worker in place}
-        return {actor: actor if actor in place else place[actor % len(place)] for actor in self.workers}
+            return {worker: worker for worker in lane.workers}
+        return self.gang_seats(lane.workers)
+
+    def gang_seats(self, place: Place) -> dict[int, int]:
+        """The worker of each actor that trains there."""
+        gang = self.workers if self.training_home is None else self.training_home
+        return {actor: actor if actor in place else place[actor % len(place)] for actor in gang}
 
     def survivors(self, key: int) -> Survivors:
         """Of a lane: how many samples are under way, and how far they should be."""
         lane, running = self.lanes.lanes[key], self.running[key]
         outlook = self.pipelines[lane.pipeline].outlook
         quantiles = outlook.forecast.quantiles()
-        place = 1 - running.samples / max(running.samples, outlook.shape.sequences / len(self.alive))
+        place = 1 - running.samples / max(running.samples, outlook.shape.sequences / len(self.rollout_home))
         done = float(np.interp(place, np.linspace(0, 1, len(quantiles)), quantiles))
         return Survivors(running.samples, outlook.shape.prompt_tokens + done)
 
@@ -152,7 +171,8 @@ class World:
         if again:
             self.drop(name)
             now = self.pipelines[name].arrived
-        self.pipelines[name] = Pipeline(name, outlook, self.workers, steps, now)
+        home, gang = self.rollout_home, self.training_home
+        self.pipelines[name] = Pipeline(name, outlook, home, steps, now, training_home=gang)
         return Arrived(name)
 
     def ask(self, name: str, phase: Phase, step: int) -> Event:
@@ -219,16 +239,28 @@ class World:
         outlook = pipeline.outlook
         if pipeline.phase == "rollout":
             count, width = len(action.places), len(action.places[0])
-            needed = outlook.memory(count, width, len(pipeline.home)).rollout
+            needed = bytes_for(pipeline, "rollout", count, width)
             segments = outlook.engine(count, width).segments
             samples = round(outlook.shape.sequences / count)
             for place in action.places:
                 self._add(pipeline, place, action.share, segments, Running(place[0], needed, samples))
         else:
             (place,) = action.places
-            needed = outlook.memory(1, pipeline.tp, len(place)).training
+            needed = bytes_for(pipeline, "training", 1, len(place))
             self._add(pipeline, place, action.share, outlook.training(len(place)), Running(-1, needed))
         pipeline.status, pipeline.since = "running", self.lanes.now
+        pipeline.turns[pipeline.phase] = self.lanes.now
+        if pipeline.phase == "rollout":
+            self._may_go_on(pipeline, action)
+
+    def _may_go_on(self, pipeline: Pipeline, rollout: Start) -> None:
+        """Notes whether its training may follow on the same workers."""
+        self.onward.pop(pipeline.name, None)
+        if rollout.onward and self.by_turns:
+            place = tuple(sorted(worker for place in rollout.places for worker in place))
+            more = bytes_for(pipeline, "training", 1, len(place))
+            if all(self.held[worker] + more <= self.device_bytes for worker in place):
+                self.onward[pipeline.name] = rollout, Start(pipeline.name, (place,), rollout.share)
 
     def gather(self, action: Migrate) -> None:
         pipeline = self.pipelines[action.pipeline]

@@ -130,7 +130,10 @@ def simulate(scene: Scene, policy: str, alone: Mapping[str, float]) -> Simulated
 
 def _run(scene: Scene, policy: str, jobs: Sequence[Job]) -> Outcome:
     hardware, workers, table = scene.hardware, scene.workers, scene.table
-    return Simulation(POLICIES[policy], jobs, hardware, workers, table, seed=scene.seed).run()
+    first = scene.rollout_workers
+    return Simulation(
+        POLICIES[policy], jobs, hardware, workers, table, seed=scene.seed, rollout_workers=first
+    ).run()
 
 
 def compared(

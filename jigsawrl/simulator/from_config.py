@@ -78,6 +78,8 @@ class Scene:
     jobs: tuple[Job, ...]
     origins: tuple[Origin, ...]
     """Of each job."""
+    rollout_workers: int | None = None
+    """The first ones, that only roll out while the others only train; None: all do both."""
 
 
 def scene_of(mix: Mix) -> Scene:
@@ -106,6 +108,7 @@ def scene_of(mix: Mix) -> Scene:
         profile.name,
         tuple(jobs),
         tuple(origins),
+        config.pools.rollout if config.pools else None,
     )
 
 

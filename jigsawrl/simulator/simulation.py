@@ -108,7 +108,7 @@ class Outcome:
 
 
 class Simulation:
-    """One run of one policy."""
+    """One run of one policy. With `rollout_workers`, those first ones only roll out, and the others only train."""
 
     def __init__(
         self,
@@ -121,8 +121,10 @@ class Simulation:
         seed: int = 0,
         noise: float = 0.0,
         failures: Sequence[Failure] = (),
+        rollout_workers: int | None = None,
     ) -> None:
         self.policy = policy
+        self.rollout_workers = rollout_workers
         self.jobs = {job.shape.name: job for job in jobs}
         self.hardware = hardware
         self.seed = seed
@@ -229,16 +231,20 @@ class Simulation:
         return Ready(name, "rollout")
 
     def _settle(self, pipeline: Pipeline) -> None:
-        """A pipeline's home are all workers that are alive, in whole engines."""
+        """A pipeline's home are all workers of its phase that are alive, for rollouts in whole engines."""
+        first = self.rollout_workers
         alive = [worker for worker, lives in enumerate(self.alive) if lives]
-        pipeline.home = tuple(alive[: len(alive) // pipeline.tp * pipeline.tp])
+        home = [worker for worker in alive if first is None or worker < first]
+        pipeline.home = tuple(home[: len(home) // pipeline.tp * pipeline.tp])
+        if first is not None:
+            pipeline.training_home = tuple(worker for worker in alive if worker >= first)
 
     def _lose(self, worker: int) -> list[Event]:
         """Pipelines with a lane there start their step again, elsewhere."""
         self.alive[worker] = False
         events: list[Event] = []
         for pipeline in self.pipelines.values():
-            if worker not in pipeline.home or pipeline.status == "done":
+            if worker not in {*pipeline.rollout_home, *pipeline.trains_on} or pipeline.status == "done":
                 continue
             for key in list(pipeline.lanes):
                 self._log_span(self.lanes.lanes[key], lost=True)
@@ -327,6 +333,7 @@ class Simulation:
             foreseen = outlook.training(len(place))
             self._run(pipeline, place, action.share, segments, foreseen, needed, None)
         pipeline.status, pipeline.since = "running", self.lanes.now
+        pipeline.turns[pipeline.phase] = self.lanes.now
 
     def _run(
         self,

@@ -34,7 +34,7 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.telemetry import jsonl
 from jigsawrl.telemetry.columns import Intervals, join, union, without
 from jigsawrl.telemetry.metrics import METRICS_FILE
-from jigsawrl.telemetry.timeline import Span, generated, read_spans
+from jigsawrl.telemetry.timeline import Permit, Span, generated, read_spans
 
 EVENTS_FILE = "events.jsonl"
 MAX_WORKERS = 65_536
@@ -105,6 +105,7 @@ class RunLog:
     tokens: dict[str, int] = field(default_factory=dict)
     incidents: list[Incident] = field(default_factory=list)
     predictions: list[Prediction] = field(default_factory=list)
+    permits: list[Permit] = field(default_factory=list)
     outages: list[Outage] = field(default_factory=list)
     solo: dict[str, float] = field(default_factory=dict)
     arrivals: dict[str, float] = field(default_factory=dict)
@@ -215,6 +216,10 @@ class _Reader:
                 name: {step: clock.at(t) for step, t in steps.items()} for name, steps in log.done.items()
             }
             log.incidents = [replace(incident, t=clock.at(incident.t)) for incident in log.incidents]
+            log.permits = [
+                replace(each, asked=clock.at(each.asked), t0=clock.at(each.t0), t1=clock.at(each.t1))
+                for each in log.permits
+            ]
             for times in (log.arrivals, log.began, log.ended):
                 times.update({name: clock.at(t) for name, t in times.items()})
             log.end = clock.at(log.end)
@@ -263,6 +268,9 @@ class _Reader:
         predicted = self._predicted.pop(_phase(event), None)
         if predicted is not None:
             self.log.predictions.append(Prediction(*_phase(event), predicted, happened))
+        if "asked" in event:
+            times = [_number(event, each) for each in ("asked", "t0", "t1")]
+            self.log.permits.append(Permit(*_phase(event), *times))
 
 
 def _text(event: Mapping[str, Any], name: str) -> str:

@@ -68,7 +68,7 @@ class RunReport:
     def write(self) -> None:
         """Both files are made before either is replaced."""
         made = {
-            self.timeline: jsonl.encode(chrome_trace(self.log.spans)),
+            self.timeline: jsonl.encode(chrome_trace(self.log.spans, self.log.permits)),
             self.page: page(self.log, self.report).encode(),
         }
         try:

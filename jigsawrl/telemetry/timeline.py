@@ -1,6 +1,6 @@
 """The timeline: what ran where and when, read from the event log, and written so that Perfetto opens it.
 
-A trace has one process for the pipelines, with the stages of each and its waits for tools and rewards, and one for
+A trace has one process for the pipelines, with the stages of each, its permits and its waits, and one for
 every worker, with a track for each pipeline that runs there. Spans of one track that overlap go to further tracks of
 the same name: Perfetto shows only slices that nest.
 """
@@ -56,6 +56,8 @@ _COLOURS = {
     "log-probs": "rail_animation",
     "update": "rail_load",
     "weight sync": "thread_state_iowait",
+    "wait": "thread_state_sleeping",
+    "permit": "good",
 }
 
 
@@ -79,6 +81,18 @@ class Span:
             raise ValueError(f"a span cannot last from {self.t0} to {self.t1}")
         if not 0 <= self.share <= 1:
             raise ValueError(f"a share is between 0 and 1, not {self.share}")
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """A phase that asked, was let run at t0 and gave its workers back at t1."""
+
+    pipeline: str
+    phase: str
+    step: int
+    asked: float
+    t0: float
+    t1: float
 
 
 def read_spans(events: Iterable[Mapping[str, Any]]) -> list[Span]:
@@ -123,13 +137,14 @@ class _Slice(NamedTuple):
 _Tracks = dict[tuple[int, str], list[_Slice]]
 
 
-def chrome_trace(spans: Iterable[Span]) -> dict[str, Any]:
+def chrome_trace(spans: Iterable[Span], permits: Iterable[Permit] = ()) -> dict[str, Any]:
     """The spans in Chrome's trace-event format, times counted from the first of them."""
     ordered = sorted(spans, key=attrgetter("t0", "t1"))
     start = ordered[0].t0 if ordered else 0.0
     tracks: _Tracks = {}
     _add_pipelines(tracks, ordered, start)
     _add_workers(tracks, ordered, start)
+    _add_permits(tracks, permits, start)
     return {"traceEvents": list(_events(tracks)), "displayTimeUnit": "ms"}
 
 
@@ -169,6 +184,17 @@ def _add_pipelines(tracks: _Tracks, spans: Sequence[Span], start: float) -> None
     for (pipeline, _, kind), pieces in waits.items():
         track = tracks.setdefault((_PIPELINES_PID, f"{pipeline}: waits"), [])
         track += [_stretch(run, start, kind, kind) for run in _runs(pieces)]
+
+
+def _add_permits(tracks: _Tracks, permits: Iterable[Permit], start: float) -> None:
+    """Each one from when it was given, and the wait for it."""
+    for permit in permits:
+        track = tracks.setdefault((_PIPELINES_PID, f"{permit.pipeline}: permits"), [])
+        asked, t0, t1 = (_microseconds(max(t - start, 0.0)) for t in (permit.asked, permit.t0, permit.t1))
+        what, args = f"{permit.phase} {permit.step}", {"step": permit.step}
+        if asked < t0:
+            track.append(_Slice(asked, t0, f"waits for {what}", "wait", args))
+        track.append(_Slice(t0, t1, f"permit: {what}", "permit", args))
 
 
 def _runs(spans: Sequence[Span]) -> Iterator[list[Span]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from graph.planning import WORKER, job
 
-from jigsawrl.graph.interference import H200
+from jigsawrl.graph.interference import CORES, H200, Interference
 from jigsawrl.policies.jigsaw import Jigsaw
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.state import Policy
@@ -109,3 +110,30 @@ def test_tails_that_gain_nothing_by_many_workers_keep_to_a_part_of_them() -> Non
     on_all, apart = (simulate(policy, todo, workers=8) for policy in (POLICIES["concurrent"], Jigsaw()))
     assert seconds_in_common(apart, "tail") < 0.2 * seconds_in_common(on_all, "tail")
     assert apart.seconds < 0.9 * on_all.seconds
+
+
+def test_where_workers_are_only_taken_in_turns_each_keeps_to_one_and_the_last_has_them_all() -> None:
+    todo = [steady(name, seed=i, steps=4 + 4 * (name == "d")) for i, name in enumerate("abcd")]
+    outcome = Simulation(Jigsaw(), todo, WORKER, 2, CORES).run()
+    starts = [e for e in outcome.log if e["event"] == "action" and e["action"] == "start"]
+    others_end = max(outcome.finished[name] for name in "abc")
+
+    def widths(of: list[dict[str, Any]]) -> set[int]:
+        return {len({worker for place in e["places"] for worker in place}) for e in of}
+
+    assert widths([e for e in starts if e["t"] < 0.5 * others_end]) == {1}
+    assert widths([e for e in starts if e["t"] > others_end]) == {2}
+    assert outcome.seconds < Simulation(POLICIES["concurrent"], todo, WORKER, 2, CORES).run().seconds
+
+
+def test_trainings_follow_unasked_only_where_nobody_waits_or_is_in_a_hurry() -> None:
+    def unasked(*todo: Job, policy: str = "jigsaw", table: Interference = CORES) -> set[bool]:
+        outcome = Simulation(POLICIES[policy], list(todo), WORKER, 2, table).run()
+        return {e["onward"] for e in outcome.log if e["event"] == "action" and e["action"] == "start"}
+
+    a, b = steady("a", steps=2), steady("b", seed=2, steps=2)
+    assert True in unasked(a, b)
+    assert True in unasked(a, b, policy="concurrent")
+    assert unasked(a, asked(b, deadline=1e6)) == {False}
+    assert unasked(a, b, policy="serial") == {False}
+    assert unasked(a, b, table=H200) == {False}

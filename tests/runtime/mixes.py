@@ -61,12 +61,16 @@ CALC: dict[str, Any] = {
 }
 
 
-def write_mix(folder: Path, policy: str = "concurrent", **runs: Mapping[str, Any]) -> Path:
-    """A run file with these pipelines by name; JSON is YAML too."""
+def write_mix(
+    folder: Path, policy: str = "concurrent", *, prompt: bool = False, **runs: Mapping[str, Any]
+) -> Path:
+    """A run file with these pipelines by name; JSON is YAML too. `prompt`: whoever has a deadline asks before each
+    phase, so its steps are heard of when they are made."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, run in runs.items():
         (folder / f"{name}.yaml").write_text(json.dumps(run))
-    entries = {name: {"run": f"{name}.yaml"} for name in runs}
+    terms = {"deadline": 3600.0} if prompt else {}
+    entries = {name: {"run": f"{name}.yaml", **terms} for name in runs}
     mix = {"workers": 2, "policy": policy, "pipelines": entries}
     (folder / "mix.yaml").write_text(json.dumps(mix))
     return folder / "mix.yaml"

@@ -50,7 +50,7 @@ def test_who_is_killed_goes_on_from_its_last_step_and_learns_the_same(
 ) -> None:
     pipeline, out = victim[-1], tmp_path / "out"
     kill = kill_once(victim, pipeline, 2, (signal.SIGKILL,))
-    outcome = run_here(write_mix(tmp_path, "jigsaw", a=SUMS, b=CALC), out, kill)
+    outcome = run_here(write_mix(tmp_path, "jigsaw", prompt=True, a=SUMS, b=CALC), out, kill)
     assert [(each.how, each.steps) for each in outcome.pipelines] == [("finished", STEPS)] * 2
     assert {name: result(out / name) for name in "ab"} == alone
     (died,) = events(out, "died")

@@ -99,3 +99,13 @@ def test_on_a_gpu_a_phase_beside_others_says_nothing_of_its_time_alone() -> None
     assert at_work(learned.outlook, "rollout") == pytest.approx(at_work(known, "rollout"))
     learned.ended(rollout, now=9.0)
     assert at_work(learned.outlook, "rollout") > 1.5 * at_work(known, "rollout")
+
+
+def test_a_gang_that_took_turns_on_one_worker_is_not_thought_to_have_waited() -> None:
+    truth = outlook()
+    on_one = sum(s.seconds for s in truth.training(1) if SIGNATURES[s.kind] not in ("host", "link"))
+    learned = Learned(truth)
+    over = Over("training", 1, (on_one / 2,) * 2, 1)
+    assert learned.ended(Seen(over, on_one + 0.1, alone=True, by_turns=True, on_each=2), now=1.0)
+    assert learned.outlook.costs.sync == pytest.approx(0.1)
+    assert learned.outlook.training_seconds(1) - 0.1 == pytest.approx(on_one, rel=0.05)

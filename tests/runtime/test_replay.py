@@ -21,7 +21,7 @@ def test_a_log_replayed_through_its_policy_gives_the_same_actions(policy: str, t
     run_here(write_mix(tmp_path, policy, a=SUMS, b=CALC), out)
     decisions = list(replayed(out))
     assert [each for each in decisions if not each.same] == []
-    assert sum(len(each.was) for each in decisions) == len(events(out, "action")) >= 12
+    assert sum(len(each.was) for each in decisions) == len(events(out, "action")) >= 4
     assert (
         f"{len(decisions)} decisions, all as they were"
         in CliRunner().invoke(app, ["replay", str(out)]).stdout

@@ -106,7 +106,7 @@ def test_after_a_death_everyone_learns_the_same(
             os.kill(named(victim), left.pop())
 
     out = tmp_path / "out"
-    ended = run_here(write_mix(tmp_path, "jigsaw", **runs), out, kill)
+    ended = run_here(write_mix(tmp_path, "jigsaw", prompt=True, **runs), out, kill)
     assert [(each.how, each.steps) for each in ended.pipelines] == [("finished", STEPS)] * 3
     assert {name: outcome(out / name) for name in runs} == by_themselves
     died = {event["pipeline"] for event in events(out, "died")}

@@ -15,7 +15,7 @@ from jigsawrl.graph.interference import CORES
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.state import Event, Migrate, Pause, Resize, Resume, Start, Woken
-from jigsawrl.runtime.messages import Began
+from jigsawrl.runtime.messages import Began, Over
 from jigsawrl.runtime.mind import Mind
 from jigsawrl.runtime.world import World
 from jigsawrl.telemetry.events import Substage
@@ -151,3 +151,25 @@ def test_what_engines_are_at_makes_no_difference_where_nobody_waits_and_workers_
     assert not mind.indifferent()
     mind.decide()
     assert mind.indifferent() == indifferent
+
+
+def test_a_pipeline_that_went_on_unasked_is_where_it_says_and_asks_again_at_last() -> None:
+    mind = Mind(POLICIES["jigsaw"], CORES, 2, WORKER.device_bytes)
+    for name in ("b", "c"):
+        mind.join(name, OUTLOOKS[name])
+        mind.hear(name, Began(STEPS, 0))
+    starts = {action.pipeline: action for action in mind.decide() if isinstance(action, Start)}
+    assert starts["c"].onward
+    mind.world.advance(9.0)
+    mind.hear("c", Over("rollout", 1, (2.0, 0.0), 1, (100,) * 8, went_on=2.0))
+    assert mind.runs("c") == ("training", 1)
+    assert mind.thoughts["c"].since == 2.0
+    trained_on = {
+        worker for key in mind.world.pipelines["c"].lanes for worker in mind.world.lanes.lanes[key].workers
+    }
+    assert trained_on == {worker for place in starts["c"].places for worker in place}
+    mind.hear("c", Over("training", 1, (1.0, 1.0), 1, went_on=4.0))
+    assert mind.runs("c") == ("rollout", 2)
+    mind.hear("c", Over("rollout", 2, (2.0, 0.0), 1, (100,) * 8))
+    assert mind.runs("c") is None
+    assert mind.world.pipelines["c"].status == "ready"

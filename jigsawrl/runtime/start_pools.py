@@ -1,0 +1,59 @@
+"""Where the processes of a pipeline begin whose phases have pools of their own; light to import, as `start`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jigsawrl.runtime.start import nothing, show_as
+
+if TYPE_CHECKING:
+    from jigsawrl.config import RunConfig
+    from jigsawrl.config.pipelines import PoolsConfig
+
+
+def start_driver_of_pools(
+    pools: PoolsConfig,
+    line: Connection,
+    actors: Sequence[Connection],
+    config: RunConfig,
+    out: Path,
+    resume: bool,
+    store: Path,
+) -> None:
+    from jigsawrl.runtime.driver import Assignment, driver_main
+    from jigsawrl.runtime.pools import InPools
+
+    show_as(f"driver:{config.name}")
+    driver_main(line, actors, Assignment(config, out, resume, store), partial(InPools, pools))
+
+
+def start_pool_actor(
+    pools: PoolsConfig,
+    pipe: Connection,
+    config: RunConfig,
+    base: Path,
+    device: str,
+    worker: int,
+    workers: int,
+    meeting: str,
+    environment: Mapping[str, str],
+    note: Path,
+) -> None:
+    """It rolls out by itself, or is one of the gang that trains, with its place among those of its pool."""
+    os.environ.update(environment)
+    from jigsawrl.pipeline.actor_process import actor_main
+    from jigsawrl.pipeline.pooled import RolloutActor, TrainingActor
+    from jigsawrl.runtime.shares import Follower
+
+    show_as(f"actor{worker}:{config.name}")
+    settle = Follower(note, worker) if device.startswith("cuda") else nothing
+    given = (pipe, config, base, device)
+    if worker < pools.rollout:
+        actor_main(*given, worker, 1, meeting, settle, says_what_runs=True, make=RolloutActor)
+    else:
+        actor_main(*given, worker - pools.rollout, pools.training, meeting, settle, make=TrainingActor)
