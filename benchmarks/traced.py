@@ -139,7 +139,9 @@ class Ended:
         outputs = self.engine.step()
         for output in outputs:
             if len(output.generated.token_ids) != self.trace.turn(output.key):
-                raise RuntimeError(f"{output.key} is not as long as the trace says: its actor is not a traced one")
+                raise RuntimeError(
+                    f"{output.key} is not as long as the trace says: its actor is not a traced one"
+                )
         return [replace(output, finish_reason="stop") for output in outputs]
 
 

@@ -7,18 +7,28 @@ with the least work before them.
 
 from __future__ import annotations
 
+from jigsawrl.policies.starts import bytes_for
 from jigsawrl.policies.state import Pipeline, State
 
 
 def few_workers(state: State, pipeline: Pipeline, workers: int) -> int:
     """Workers, of so many, that its next phase had better keep to."""
     tp = pipeline.tp
-    if workers <= tp:
+    if workers <= tp or not _all_fit(state):
         return workers
     at_once = sum(_busy_part(each) for each in state.unfinished())
     few = min(workers, tp * max(1, round(workers / tp / max(at_once, 1.0))))
     busy = pipeline.outlook.busy_seconds
     return few if few * busy(few) <= workers * busy(workers) else workers
+
+
+def _all_fit(state: State) -> bool:
+    """Whether every worker has room for all of them at once: a pipeline's state is everywhere, wherever it runs."""
+    needed = sum(
+        max(bytes_for(each, "rollout", 1, each.tp), bytes_for(each, "training", 1, each.tp))
+        for each in state.unfinished()
+    )
+    return needed <= state.device_bytes
 
 
 def _busy_part(pipeline: Pipeline) -> float:

@@ -105,18 +105,26 @@ def kept_something(run: Command) -> bool:
     return any("b/drawn" in Store.attach(root).names("b/") for root in stores_of(run.out))
 
 
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run in which nobody is killed."""
+    folder = tmp_path_factory.mktemp("quiet")
+    run = start(write_mix(folder, "concurrent", b=SLOW), folder / "out")
+    run.end()
+    return run.out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["driver:b", "actor0:b"])
-def test_a_rollout_that_is_killed_goes_on_with_the_samples_that_it_had(victim: str, tmp_path: Path) -> None:
-    file = write_mix(tmp_path, "concurrent", b=SLOW)
-    quiet = start(file, tmp_path / "quiet")
-    quiet.end()
-    run = start(file, tmp_path / "out")
+def test_a_rollout_that_is_killed_goes_on_with_the_samples_that_it_had(
+    victim: str, quiet: Path, tmp_path: Path
+) -> None:
+    run = start(write_mix(tmp_path, "concurrent", b=SLOW), tmp_path / "out")
     run.wait_for(lambda: kept_something(run), "a kept sample")
     os.kill(run.named(victim)[0], signal.SIGKILL)
     code, _, said = run.end()
 
     assert code == 0, said
-    assert result(run.out / "b") == result(quiet.out / "b")
-    assert decoded(run.out) < decoded(quiet.out)
+    assert result(run.out / "b") == result(quiet / "b")
+    assert decoded(run.out) < decoded(quiet)
     run.assert_nothing_is_left()
