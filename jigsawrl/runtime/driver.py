@@ -58,14 +58,14 @@ if TYPE_CHECKING:
 
 MOST_LENGTHS = 128
 """Lengths of a step that are told; of more samples, as many quantiles."""
-SOON_S = 0.5
+SOON_S = 1.5
 """News wait so long for company, at most."""
 MOST_KEPT = 64
 BRIEF_S = 0.2
 """What an engine is at is told if it was at the last thing for longer: nobody makes use of less."""
 REMEMBER_PART = 0.05
 """Of a pipeline's time, at most, that goes to remembering its steps."""
-FRESH_S = 0.5
+FRESH_S = 1.0
 """For so long a pipeline goes on as it was told where nothing else could be decided: phases of milliseconds would
 keep the scheduler busy."""
 MOST_EVENTS = 256
