@@ -22,7 +22,7 @@ def press(times: int) -> None:
 
 def test_ctrl_c_finishes_steps_saves_and_resume_goes_on(alone: Results, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    mix = write_mix(tmp_path, "jigsaw", a=SUMS, b=RARELY_SAVED)
+    mix = write_mix(tmp_path, "jigsaw", prompt=True, a=SUMS, b=RARELY_SAVED)
     _, b = run_here(mix, out, lambda name, step: press((name, step) == ("b", 1))).pipelines
     assert (b.how, b.reason) == ("interrupted", f"stopped after step {b.steps}; go on with --resume")
     (saved,) = (out / "b" / "checkpoints").iterdir()
