@@ -284,7 +284,8 @@ class Scheduler:
             case Began(steps, done):
                 self.progress.start(member.name, steps, done)
                 self.log.emit("recovered" if member.began else "arrived", pipeline=member.name, step=done)
-                member.done, member.began = done, True
+                member.began = True
+                member.made(done)  # also what was not told before it died
                 self.news.append((member.name, message))
             case Made(step, values):
                 member.made(step)
