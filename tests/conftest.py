@@ -11,7 +11,7 @@ from jigsawrl.model.cpu import make_bfloat16_safe
 
 torch.set_num_threads(1)
 make_bfloat16_safe()  # before oneDNN is first used in this process
-settings.register_profile("shared-machine", deadline=None, max_examples=40)
+settings.register_profile("shared-machine", deadline=None)
 settings.load_profile("shared-machine")
 
 

@@ -66,7 +66,7 @@ def test_sigkill_at_random_moments_and_resume_give_the_same_weights_bit_for_bit(
     rng = random.Random()
     kills: list[float] = []
     killed = tmp_path / "killed"
-    while len(kills) < 3:
+    while len(kills) < 5:
         process = start(tmp_path, killed, "--resume")
         moment = rng.uniform(0.05, 0.9) * duration
         try:

@@ -15,13 +15,16 @@ from jigsawrl.policies.named import POLICIES
 from jigsawrl.runtime.replay import replayed
 
 
-@pytest.mark.parametrize("policy", ["jigsaw", "rollmux"])
-def test_a_log_replayed_through_its_policy_gives_the_same_actions(policy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("policy", "least"), [("jigsaw", 4), ("rollmux", 12)])
+def test_a_log_replayed_through_its_policy_gives_the_same_actions(
+    policy: str, least: int, tmp_path: Path
+) -> None:
+    """Under `jigsaw` most phases follow without being asked for."""
     out = tmp_path / "out"
     run_here(write_mix(tmp_path, policy, a=SUMS, b=CALC), out)
     decisions = list(replayed(out))
     assert [each for each in decisions if not each.same] == []
-    assert sum(len(each.was) for each in decisions) == len(events(out, "action")) >= 4
+    assert sum(len(each.was) for each in decisions) == len(events(out, "action")) >= least
     assert (
         f"{len(decisions)} decisions, all as they were"
         in CliRunner().invoke(app, ["replay", str(out)]).stdout
