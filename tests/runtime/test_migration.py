@@ -34,6 +34,8 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 MOMENTS = {"at once": [0], "early": [4], "halfway": [16], "to and fro": [2, 8, 14, 20]}
 """Samples that have ended before each time that the rollout is gathered."""
+TRIES = 10
+"""The engines do not wait for us: on a busy machine all samples may have ended before a moment is heard of."""
 
 
 class Gathering(Engines):
@@ -53,8 +55,15 @@ class Gathering(Engines):
         self.ended += len(outputs)
         while self.moments and self.moments[0] <= self.ended and self.has_unfinished():
             del self.moments[0]
-            outputs += self.gather([0 if len(self.requests[1]) > len(self.requests[0]) else 1])
+            meanwhile = self.gather([0 if len(self.requests[1]) > len(self.requests[0]) else 1])
+            self.ended += len(meanwhile)
+            outputs += meanwhile
         return outputs
+
+    @property
+    def in_time(self) -> bool:
+        """Whether each moment came before all samples had ended, and found some halfway."""
+        return not self.moments and self.prefixes > 0
 
     def _send(self, number: int, request: Request) -> None:
         partial = request.partial.token_ids if request.partial else []
@@ -89,7 +98,6 @@ class Actors:
             trajectories = rollout.run(range(8), 0)
         spans = [span for handle in self.handles for span in handle.call("end_rollout")]
         assert not engines.has_unfinished()
-        assert engines.moments == []
         return Made(trajectories, sum(span.tokens for span in spans), engines)
 
 
@@ -122,9 +130,13 @@ def what_was_drawn(made: Made) -> list[tuple[list[int], list[float], list[int], 
 
 @pytest.mark.parametrize("moments", MOMENTS)
 def test_a_gathered_rollout_draws_the_same_tokens(moments: str, actors: Actors) -> None:
-    stayed, moved = actors.roll_out([]), actors.roll_out(MOMENTS[moments])
-    assert what_was_drawn(moved) == what_was_drawn(stayed)
-    assert moved.engines.prefixes > 0
+    stayed = actors.roll_out([])
+    for _ in range(TRIES):
+        moved = actors.roll_out(MOMENTS[moments])
+        assert what_was_drawn(moved) == what_was_drawn(stayed)
+        if moved.engines.in_time:
+            break
+    assert moved.engines.in_time
     for key, tokens in moved.engines.moved.items():
         (trajectory,) = [t for t in moved.trajectories if (t.prompt, t.sample) == (key.prompt, key.sample)]
         assert json.dumps(tokens)[1:-1] in json.dumps(trajectory.tokens)  # none of them was drawn anew
