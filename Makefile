@@ -18,8 +18,10 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
+# Those with processes of their own have the machine to themselves.
 pytest: $(VENV)/.dev
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest -m slow
 
 # vLLM pins its own torch companions, so it lives in a venv of its own.
 test-vllm: .venv-vllm/.ready

@@ -59,3 +59,8 @@ class Member:
         self.done = step
         if step > self.furthest:
             self.furthest, self.deaths = step, 0
+
+    def goes_on(self, done: int) -> None:
+        """Its driver is there, after this step: new to us if it was made just before the last death."""
+        self.began = True
+        self.made(done)

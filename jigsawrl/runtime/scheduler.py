@@ -284,8 +284,7 @@ class Scheduler:
             case Began(steps, done):
                 self.progress.start(member.name, steps, done)
                 self.log.emit("recovered" if member.began else "arrived", pipeline=member.name, step=done)
-                member.began = True
-                member.made(done)  # also what was not told before it died
+                member.goes_on(done)
                 self.news.append((member.name, message))
             case Made(step, values):
                 member.made(step)
