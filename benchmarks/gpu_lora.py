@@ -252,16 +252,15 @@ def compile_side(task: str, seats: int) -> None:
     torch.cuda.synchronize()
 
 
-def serial(engine: SharedEngine, pipeline: Pipeline, places: Places, steps: int, longest: int = CAP) -> Spent:
+def serial(member: Member, pipeline: Pipeline, places: Places, steps: int) -> Spent:
     """One pipeline, rollout and training in turn."""
     spent = Spent()
     torch.cuda.synchronize()
     with torch.cuda.stream(places.alone):
-        member = engine.join(pipeline.name, pipeline.model, NoTokenizer())
         began = time.perf_counter()
         for step in range(steps):
             started = time.perf_counter()
-            requests = pipeline.requests(step, steps, longest)
+            requests = pipeline.requests(step, steps, CAP)
             for request in requests:
                 member.add_request(request)
             outputs: list[SampleOutput] = []
@@ -274,7 +273,6 @@ def serial(engine: SharedEngine, pipeline: Pipeline, places: Places, steps: int,
             spent.decoding.append((started, drawn))
             spent.training.append((drawn, time.perf_counter()))
         spent.total = time.perf_counter() - began
-        member.close()
     return spent
 
 
@@ -293,16 +291,16 @@ class Together:
     """Pipelines in one engine. This thread decodes; a second one trains and hands pipelines back."""
 
     def __init__(
-        self, engine: SharedEngine, pipelines: list[Pipeline], places: Places, steps: int, longest: int = CAP
+        self, engine: SharedEngine, members: list[tuple[Pipeline, Member]], places: Places, steps: int
     ) -> None:
-        self.engine, self.places, self.steps, self.longest = engine, places, steps, longest
+        self.engine, self.places, self.steps = engine, places, steps
         self.to_train: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
         self.trained: queue.SimpleQueue[Turn] = queue.SimpleQueue()
         self.busy = False
         """Whether something is being trained."""
         self.failed: BaseException | None = None
         self.spent = Spent()
-        self.turns = {p.name: Turn(p, engine.join(p.name, p.model, NoTokenizer()), -1) for p in pipelines}
+        self.turns = {pipeline.name: Turn(pipeline, member, -1) for pipeline, member in members}
 
     def run(self) -> Spent:
         torch.cuda.synchronize()
@@ -316,8 +314,6 @@ class Together:
         self.spent.total = time.perf_counter() - began
         self.to_train.put(None)
         trainer.join()
-        for turn in self.turns.values():
-            turn.member.close()
         return self.spent
 
     def _decode_until_all_are_trained(self) -> None:
@@ -344,10 +340,9 @@ class Together:
     def _begin(self, turn: Turn) -> None:
         """The next step of a pipeline, with the weights that it has now."""
         turn.step += 1
-        if turn.step:
-            turn.member.update_weights(None, turn.step)
+        turn.member.update_weights(None, turn.step)
         turn.outputs = []
-        turn.requests = turn.pipeline.requests(turn.step, self.steps, self.longest)
+        turn.requests = turn.pipeline.requests(turn.step, self.steps, CAP)
         for request in turn.requests:
             turn.member.add_request(request)
 
@@ -431,7 +426,7 @@ def quick_to_switch() -> Iterator[None]:
 
 def main() -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--steps", type=int, help="of each pipeline; 3, or 2 with --quick")
+    parser.add_argument("--steps", type=int, help="of each pipeline; 6, or 2 with --quick")
     parser.add_argument("--only", type=int, action="append", help="measure so many pipelines together")
     parser.add_argument(
         "--decode-units",
@@ -448,7 +443,7 @@ def main() -> int:
     if options.compile:
         compile_side(options.compile, options.seats)
         return 0
-    steps = options.steps or (2 if options.quick else 3)
+    steps = options.steps or (2 if options.quick else 6)
     sizes = tuple(options.only or ((4,) if options.quick else (1, 2, 4, 8)))
     seats = max(4, *sizes) * SAMPLES
     torch.manual_seed(options.seed)
@@ -494,23 +489,31 @@ def measure(
     steps: int,
     seats: int,
 ) -> tuple[list[Spent], dict[int, Spent]]:
-    """Serial runs before and after the shared ones, each engine after a short step that does not count."""
-    own = make_engine(base, 1, seats)
-    say("alone")
-    serial(own, pipelines[0], places, 1, WARM)
-    alone = [serial(own, pipelines[0], places, steps)]
+    """Serial runs before and after the shared ones. Each is run twice and counts the second time: by then an engine
+    has the graphs that it needs. Making them takes as long as a step, and happens once, however many steps follow."""
     together: dict[int, Spent] = {}
+    say("alone")
+    alone = [measured_alone(base, pipelines[0], places, steps, seats)]
     for size in sizes:
         say(f"{size} together")
         engine = make_engine(base, size, seats)
-        Together(engine, pipelines[:size], places, 1, WARM).run()
-        together[size] = Together(engine, pipelines[:size], places, steps).run()
-        del engine
-        torch.cuda.empty_cache()
+        members = [(p, engine.join(p.name, p.model, NoTokenizer())) for p in pipelines[:size]]
+        for _ in range(2):
+            together[size] = Together(engine, members, places, steps).run()
+        for _, member in members:
+            member.close()
     if len(sizes) > 1:
         say("alone, again")
-        alone.append(serial(own, pipelines[-1], places, steps))
+        alone.append(measured_alone(base, pipelines[-1], places, steps, seats))
     return alone, together
+
+
+def measured_alone(base: Transformer, pipeline: Pipeline, places: Places, steps: int, seats: int) -> Spent:
+    member = make_engine(base, 1, seats).join(pipeline.name, pipeline.model, NoTokenizer())
+    for _ in range(2):
+        spent = serial(member, pipeline, places, steps)
+    member.close()
+    return spent
 
 
 def as_json(spent: Spent) -> dict[str, float]:
