@@ -6,11 +6,11 @@ step on them: forward, backward and update of its adapters, through the trainer 
 
 `serial` runs one pipeline after the other, each alone in the engine, rollout and training in turn, both with the
 whole chip. Together, all pipelines are members of one engine: one thread decodes for whoever has samples to draw, a
-second one trains whoever has drawn them, on a stream of its own. While there is something to train, decoding keeps to
-a part of the chip's processors and training to the others; otherwise decoding has them all. Where the chip cannot be
-divided, decoding has the higher priority instead. The samples are those that the pipelines draw alone, as the tests
-show; here their lengths are forced, so both sides do the same work. All pipelines go through the same steps' lengths,
-each beginning with another step. So all have as much to do, and the serial time of any is that of those measured.
+second one trains whoever has drawn them, on a stream of its own that keeps to a part of the chip's processors, as a
+run holds trainings to their shares. Decoding has the higher priority. The samples are those that the pipelines draw
+alone, as the tests show; here their lengths are forced, so both sides do the same work. All pipelines go through the
+same steps' lengths, each beginning with another step. So all have as much to do, and the serial time of any is that
+of those measured.
 
 Beside it: where the time goes, and what adapters cost: milliseconds of a decode step without any and with those of 1,
 4 and 8 pipelines, spread over the same number of sequences.
@@ -59,7 +59,7 @@ SHAPE, RANK, TARGET = "1.5B", 16, 3.0
 TRACE, CAP, SAMPLES, PROMPT = "gsm8k_qwen3-4b-instruct", 4096, 64, 83
 MICRO_BATCH = 16_384
 DECODE_UNITS = 6
-"""Of the chip's processors, eight each, that decoding keeps to while something is trained."""
+"""Of the chip's processors, eight each, that training leaves to decoding."""
 LOSS = LossSettings("dapo", 0.2, 0.28)
 SIZE = 16
 """Tokens of a cache block."""
@@ -172,7 +172,7 @@ class Pipeline:
 class Places:
     """Streams for decoding and for training, alone on the chip and beside each other."""
 
-    def __init__(self, decode_units: int) -> None:
+    def __init__(self, decode_units: int, both: bool) -> None:
         self.alone = torch.cuda.Stream(priority=-1)
         self.how = "two streams, decoding with the higher priority"
         self.decoding, self.training = self.alone, torch.cuda.Stream()
@@ -182,13 +182,12 @@ class Places:
             except NoParts as reason:
                 self.how += f" ({reason})"
                 return
-            units = range(parts.units)
-            self.decoding, self.training = (
-                parts.stream(units[:decode_units]),
-                parts.stream(units[decode_units:]),
-            )
-            counts = parts.sms(units[:decode_units]), parts.sms(units[decode_units:])
-            self.how = f"decoding on {counts[0]} processors, training on {counts[1]}"
+            first, others = range(decode_units), range(decode_units, parts.units)
+            self.training = parts.stream(others)
+            self.how = f"training on {parts.sms(others)} processors, decoding on all"
+            if both:
+                self.decoding = parts.stream(first)
+                self.how = f"training on {parts.sms(others)} processors, decoding on {parts.sms(first)}"
 
 
 def make_engine(base: Transformer, members: int, seats: int) -> SharedEngine:
@@ -432,8 +431,9 @@ def main() -> int:
         "--decode-units",
         type=int,
         default=DECODE_UNITS,
-        help="processors, eight each, for decoding beside training; 0: streams alone",
+        help="processors, eight each, that training leaves to decoding; 0: streams alone",
     )
+    parser.add_argument("--both", action="store_true", help="decoding keeps to its processors too")
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     parser.add_argument("--seats", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -451,7 +451,7 @@ def main() -> int:
         bandwidth = copy_bandwidth()
         base = random_model(qwen_config(SHAPE)).requires_grad_(False)
         pipelines = [Pipeline(base, number, options.seed) for number in range(max(sizes))]
-        places = Places(options.decode_units)
+        places = Places(options.decode_units, options.both)
         console.print(f"{torch.cuda.get_device_name()}; together: {places.how}")
         say("compiling")
         compile_kernels(sizes, seats)
