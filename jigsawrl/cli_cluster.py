@@ -37,13 +37,18 @@ def add_to(app: typer.Typer) -> None:
         "jigsaw cluster start local.yaml --out runs/local -- goes on after a stop, or a kill",
     )(start)
     cluster.command(
-        cls=Command, epilog="jigsaw cluster status runs/local -- jobs, groups, and dollars so far"
+        cls=Command,
+        epilog="jigsaw cluster status runs/local -- jobs, groups, nodes, dollars, and what happened last\n"
+        "jigsaw cluster status runs/local --json | jq .jobs.first.step -- for scripts",
     )(status)
     app.add_typer(
         cluster,
         name="cluster",
         help="Run a small real cluster on this machine, and see how it stands.",
-        epilog="jigsaw cluster start --help -- what it does\njigsaw cluster status runs/local -- how it stands",
+        epilog="jigsaw cluster start local.yaml --out runs/local -- runs until Ctrl-C\n"
+        "jigsaw submit runs/local job.yaml -- a job for it, also while it does not run\n"
+        "jigsaw cluster status runs/local -- how it stands\n"
+        "jigsaw cancel runs/local job -- ends a job after its step, saved",
     )
 
 
@@ -92,8 +97,8 @@ def start(
     """Run a cluster of local workers, to which `jigsaw submit` sends jobs.
 
     Each node is some of this machine's cores. Jobs are put into groups as `jigsaw plan` does it, and every group is a
-    run on its nodes. Ctrl-C stops it: steps are finished and saved, and starting it again goes on, as it does after a
-    kill. Each job's metrics and model are in DIR/jobs/NAME.
+    run on its nodes. Ctrl-C stops it: steps are finished and saved, and starting it again goes on. After a kill, of
+    anything, jobs go on from their last steps. Each job's metrics and model are in DIR/jobs/NAME.
     """
     from jigsawrl.config.cluster import load_cluster_file
     from jigsawrl.daemon.start import start as started
@@ -112,7 +117,11 @@ def status(
         bool, typer.Option("--json", help="One JSON object on stdout.", rich_help_panel="Output")
     ] = False,
 ) -> None:
-    """Say how the jobs and groups of a cluster stand, and what it has cost so far."""
+    """Say how the jobs and groups of a cluster stand, what it has cost so far, and what happened last.
+
+    A job's slowdown is how many times as long as alone it has taken so far, waiting included: measured, as it is
+    planned from now on, and what it was promised at most.
+    """
     from jigsawrl.daemon.status import document, show
 
     found = document(folder)

@@ -11,7 +11,7 @@ import typer
 from jigsawrl.cli_help import Command
 from jigsawrl.errors import JigsawError
 
-CLUSTER = "Nodes of a cluster"
+CLUSTER = "Jobs of a cluster"
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run of several pipelines, under way.")]
 RunOrCluster = Annotated[
@@ -27,11 +27,15 @@ def add_to(app: typer.Typer) -> None:
         cls=Command,
         epilog="jigsaw submit runs/four more.yaml -- a fifth pipeline, from now on\n"
         "jigsaw submit runs/four more.yaml --name urgent --priority 1 -- it goes first\n"
-        "jigsaw submit runs/local job.yaml --max-slowdown 2 -- a job for a cluster (jigsaw cluster start)",
+        "jigsaw submit runs/local job.yaml --max-slowdown 2 --tenant vision -- a job for a cluster",
     )(submit)
     app.command(cls=Command, epilog="jigsaw pause runs/four sums -- it waits after its phase")(pause)
     app.command(cls=Command, epilog="jigsaw resume runs/four sums -- it goes on")(resume)
-    app.command(cls=Command, epilog="jigsaw cancel runs/four sums -- it stops after its step, saved")(cancel)
+    app.command(
+        cls=Command,
+        epilog="jigsaw cancel runs/four sums -- it stops after its step, saved\n"
+        "jigsaw cancel runs/local first -- a cluster's job, also one that waits",
+    )(cancel)
 
 
 def submit(
@@ -43,27 +47,48 @@ def submit(
     steps: Annotated[int | None, typer.Option(metavar="N", help="Steps, if not as the file says.")] = None,
     priority: Annotated[int, typer.Option(metavar="N", help="Higher goes first.")] = 0,
     max_slowdown: Annotated[
-        float | None, typer.Option(metavar="X", help="Times as long as alone, at most.")
+        float | None,
+        typer.Option(metavar="X", help="Times as long as alone, at most; in a cluster 1.5 if not given."),
     ] = None,
     deadline: Annotated[
         float | None, typer.Option(metavar="S", help="Seconds from now until it should be done.")
     ] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Whose it is: free nodes go to whoever has least.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None,
     rollout_nodes: Annotated[
-        int | None, typer.Option(metavar="N", help="That its rollouts take; 1.", rich_help_panel=CLUSTER)
+        int | None,
+        typer.Option(
+            metavar="N", help="Nodes that its rollouts take; 1 if not given.", rich_help_panel=CLUSTER
+        ),
     ] = None,
     training_nodes: Annotated[
-        int | None, typer.Option(metavar="N", help="That its training takes; 1.", rich_help_panel=CLUSTER)
+        int | None,
+        typer.Option(
+            metavar="N", help="Nodes that its training takes; 1 if not given.", rich_help_panel=CLUSTER
+        ),
     ] = None,
 ) -> None:
-    """Add a pipeline to a run that is under way, or a job to a cluster."""
+    """Add a pipeline to a run that is under way, or a job to a cluster.
+
+    A cluster's job is safe as soon as this returns, whether or not the cluster is running; what could never run there
+    is refused with the reason. Where it went, and why, `jigsaw cluster status` shows.
+    """
+    of_clusters = {"tenant": tenant, "rollout_nodes": rollout_nodes, "training_nodes": training_nodes}
     if _is_cluster(run):
-        terms = {"priority": priority, "max_slowdown": max_slowdown, "deadline": deadline}
-        terms |= {"rollout_nodes": rollout_nodes, "training_nodes": training_nodes}
+        terms = {"priority": priority, "max_slowdown": max_slowdown, "deadline": deadline, **of_clusters}
         _submit_job(run, file, name, steps, terms)
         return
-    for option, value in (("--rollout-nodes", rollout_nodes), ("--training-nodes", training_nodes)):
+    for option, value in of_clusters.items():
         if value is not None:
-            raise JigsawError(f"{option}: is for clusters, and {run} is none; leave it out")
+            raise JigsawError(
+                f"--{option.replace('_', '-')}: is for clusters, and {run} is none; leave it out"
+            )
     from jigsawrl.config.pipelines import run_of
 
     config = run_of(file)

@@ -172,6 +172,8 @@ class TermsConfig(Settings):
     """Times as long as alone, at most: its SLO."""
     priority: Annotated[int, Field(strict=True)] = 0
     """Higher goes first."""
+    tenant: Name | None = None
+    """Whose it is; nodes that become free go to the tenant who has least."""
     deadline: Positive | None = None
     """Seconds after its submission at which it should be done; null: none."""
     rollout_nodes: Annotated[int, Field(strict=True, ge=1, le=64)] = 1

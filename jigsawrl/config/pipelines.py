@@ -42,12 +42,23 @@ class PipelineConfig(Settings):
     """Seconds after its arrival at which it should be done; null: none."""
     arrival: NotNegative = 0.0
     """Seconds after the start at which it comes."""
+    rollout_workers: tuple[Annotated[int, Field(strict=True)], ...] | None = None
+    """Where there are pools, those of the rollout pool that it rolls out on, by number; null: all of them."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> PipelineConfig:
         if (self.workload is None) == (self.run is None):
             raise refuse("needs one of workload (of a profile) and run (a run file)")
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class Homes:
+    """Workers that each phase of a pipeline keeps to, and the Gbit/s between the two."""
+
+    rollout: tuple[int, ...]
+    training: tuple[int, ...]
+    link: float | None
 
 
 class PoolsConfig(Settings):
@@ -59,6 +70,12 @@ class PoolsConfig(Settings):
     """Workers that train: the others."""
     link: Positive | None = None
     """Gbit/s between the two; new weights cross it once a step. null: as fast as memory."""
+
+    def homes(self, entry: PipelineConfig) -> Homes:
+        rollout = entry.rollout_workers or tuple(range(self.rollout))
+        return Homes(
+            tuple(sorted(rollout)), tuple(range(self.rollout, self.rollout + self.training)), self.link
+        )
 
 
 class PipelinesConfig(Settings):
@@ -94,6 +111,23 @@ class PipelinesConfig(Settings):
             raise refuse(
                 "pools: rlix lets both phases share one pool; leave them out, or choose policy: rollmux"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _rollout_workers_are_in_their_pool(self) -> PipelinesConfig:
+        for name, entry in self.pipelines.items():
+            chosen, count = entry.rollout_workers, self.pools.rollout if self.pools else 0
+            if chosen is None:
+                continue
+            key, which = f"pipelines.{name}.rollout_workers", f"workers 0 to {count - 1}"
+            if not count:
+                raise refuse(f"{key}: there is no rollout pool; set pools, or leave it out")
+            if not chosen:
+                raise refuse(f"{key}: [] is nowhere to roll out; name some of {which}, or leave it out")
+            if len(set(chosen)) < len(chosen):
+                raise refuse(f"{key}: {list(chosen)} names a worker twice")
+            if wrong := [worker for worker in chosen if not 0 <= worker < count]:
+                raise refuse(f"{key}: {wrong[0]} is not in the rollout pool, which has {which}")
         return self
 
 

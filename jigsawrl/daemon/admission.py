@@ -101,6 +101,7 @@ def job_of(entry: JobEntry, cluster: Cluster, arrived_hours: float = 0.0) -> Job
         cold_seconds=COLD_S,
         arrival=arrived_hours,
         priority=terms.priority,
+        tenant=terms.tenant or "",
         deadline=None if terms.deadline is None else terms.deadline / HOUR,
     )
 

@@ -14,15 +14,17 @@ import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from jigsawrl.cluster.from_config import cluster_of
-from jigsawrl.cluster.groups import Decision
+from jigsawrl.cluster.groups import Decision, Group
 from jigsawrl.cluster.scheduler import Scheduler
 from jigsawrl.cluster.simulation import DRIFTED, LOOK
 from jigsawrl.daemon.admission import HOUR, job_of
 from jigsawrl.daemon.ledger import GroupEntry, JobEntry, JobState, Ledger
 from jigsawrl.daemon.orders import Begin, Halt, Join, Leave, Order, Wanted, orders
-from jigsawrl.daemon.runs import Run, Seats, start, wait_until_gone
+from jigsawrl.daemon.runs import Run, Seats, held_stores, runs_folder, start, wait_until_gone
+from jigsawrl.store import folders
 from jigsawrl.telemetry.text import duration
 
 TICK_S = 0.2
@@ -64,6 +66,8 @@ class Daemon:
         """Seconds of a step alone that the scheduler knows of each job."""
         self.looked: dict[str, int] = {}
         """The step at which each job's durations were last looked at."""
+        self.left: dict[Path, set[str]] = {}
+        """Stores of dead runs, and the jobs that go on from what is remembered there."""
         self.broken: set[str] = set()
         """Nodes some of whose cores are gone."""
         self.began = time.time()
@@ -90,6 +94,9 @@ class Daemon:
         """Whatever an earlier daemon left."""
         left = self.ledger.runs_under_way()
         wait_until_gone(left, self.folder)
+        jobs = {job.name for job in self.ledger.jobs() if not job.over}
+        for out, store in held_stores(runs_folder(self.folder)).items():
+            self._keep_store(store, {name for name in jobs if (out / name).is_symlink()})
         with self.ledger.change():
             for number in left:
                 self.ledger.end_run(number, "its daemon ended")
@@ -177,6 +184,7 @@ class Daemon:
         if kind in ("arrived", "recovered"):
             job.began, job.step = True, event["step"]
             self.looked[name] = job.step
+            self._needs_no_store(name)
         elif kind == "step":
             job.step = event["step"]
             if job.step > job.furthest:
@@ -195,15 +203,16 @@ class Daemon:
     def _timed(self, run: Run, job: JobEntry, phase: str, seconds: float) -> None:
         """A phase of a job, as long as it would have been on the nodes that the job asks for."""
         if phase == "rollout":
-            seconds *= len(run.seats.rollout_nodes) / job.terms.rollout_nodes
+            seconds *= run.rollout_nodes(job.name) / job.terms.rollout_nodes
             job.rollout = [*job.rollout, seconds][-RECENT:]
         else:
             seconds *= len(run.seats.training_nodes) / job.terms.training_nodes
             job.training = [*job.training, seconds][-RECENT:]
 
     def _over(self, run: Run) -> None:
-        """A run that has ended. Whoever was still in it is placed anew, from its last checkpoint."""
+        """A run that has ended. Whoever was still in it goes on in another, from its last step."""
         wait_until_gone([run.number], self.folder)
+        run.hold_store()
         del self.runs[run.number]
         run.close()
         reason = run.how_it_ended()
@@ -218,6 +227,7 @@ class Daemon:
                 self._ended(job, "failed", blamed[2])
             elif not run.stopping and not (blamed and blamed[1] in run.jobs):
                 self._died(job, reason)
+        self._keep_store(run.store, {name for name in run.jobs if name in self.jobs})
 
     def _died(self, job: JobEntry, reason: str) -> None:
         job.deaths += 1
@@ -227,7 +237,21 @@ class Daemon:
         with self.ledger.change():
             self.ledger.save(job)
             self.ledger.note("died", job.name, job.group, reason)
-        self.say(f"{job.name}: {reason}; it goes on from its last checkpoint")
+        self.say(f"{job.name}: {reason}; it goes on from its last step")
+
+    # What dead runs remember
+
+    def _keep_store(self, store: Path | None, jobs: set[str]) -> None:
+        """Until these jobs are in other runs, which take it over, or are over themselves."""
+        if store is not None and jobs:
+            self.left[store] = jobs
+        elif store is not None:
+            folders.remove(store)
+
+    def _needs_no_store(self, job: str) -> None:
+        for store in list(self.left):
+            self.left[store].discard(job)
+            self._keep_store(store, self.left.pop(store))
 
     # Decisions
 
@@ -236,6 +260,7 @@ class Daemon:
         del self.jobs[job.name]
         self.looked.pop(job.name, None)
         self.told.pop(job.name, None)
+        self._needs_no_store(job.name)
         self.failed += how == "failed"
         self._stand()
         decisions = self.scheduler.depart(job.name)
@@ -331,32 +356,40 @@ class Daemon:
     # What is done
 
     def _carry_out(self) -> None:
-        groups = self.scheduler.groups
-        wanted = {
-            number: Wanted(
-                Seats(group.rollout_nodes, group.training_nodes).nodes,
-                tuple(name for name in group.standings if not self.jobs[name].cancel),
-            )
-            for number, group in groups.items()
-        }
+        wanted = {}
+        for number, group in self.scheduler.groups.items():
+            seats = self._seats(group)
+            names = tuple(name for name in group.standings if not self.jobs[name].cancel)
+            wanted[number] = Wanted(seats.nodes, names, seats.places)
         for order in orders(wanted, [run.going for run in self.runs.values()]):
             self._do(order)
+
+    def _seats(self, group: Group) -> Seats:
+        """With nodes in the order of their cores, as a run numbers its workers."""
+        rollout, training = (
+            tuple(sorted(nodes, key=lambda node: min(self.cores[node])))
+            for nodes in (group.rollout_nodes, group.training_nodes)
+        )
+        places = {} if group.shape.shared else {name: group.nodes_of(name)[0] for name in group.standings}
+        return Seats(rollout, training, places)
 
     def _do(self, order: Order) -> None:
         match order:
             case Begin(number):
                 group = self.scheduler.groups[number]
-                seats = Seats(group.rollout_nodes, group.training_nodes)
+                seats = self._seats(group)
                 with self.ledger.change():
                     begun = self.ledger.begin_run(number, seats.nodes)
                 jobs = [self.jobs[name] for name in group.standings if not self.jobs[name].cancel]
                 memory = self.cluster.pools[group.shape.pair[0]].host_gb
-                self.runs[begun] = start(begun, number, seats, jobs, self.folder, self.cores, memory)
+                link = self.ledger.config.link
+                self.runs[begun] = start(begun, number, seats, jobs, self.folder, self.cores, memory, link)
                 told = f"{', '.join(group.standings)} on {', '.join(seats.nodes)}"
                 self.say(f"group {number}: {told}, ${group.shape.price:,.2f}/h")
             case Join(number, name):
-                if self.runs[number].listens():
-                    self.runs[number].join(self.jobs[name], self.folder)
+                run = self.runs[number]
+                if run.listens():
+                    run.join(self.jobs[name], self._seats(self.scheduler.groups[run.group]), self.folder)
             case Leave(number, name):
                 if self.runs[number].listens():
                     self.runs[number].leave(name)
@@ -400,6 +433,8 @@ class Daemon:
             run.process.wait()
             run.close()
         wait_until_gone(self.runs, self.folder)
+        for store in [*self.left, *(run.store for run in self.runs.values())]:
+            self._keep_store(store, set())
         with self.ledger.change():
             for number in self.runs:
                 self.ledger.end_run(number, "stopped")

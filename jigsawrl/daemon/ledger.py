@@ -276,9 +276,13 @@ class Ledger:
     def runs_under_way(self) -> list[int]:
         return [number for (number,) in self.db.execute("SELECT number FROM runs WHERE ended IS NULL")]
 
-    def events(self) -> list[dict[str, Any]]:
-        rows = self.db.execute("SELECT at, kind, job, grp, text FROM events ORDER BY number")
-        return [dict(zip(("at", "kind", "job", "group", "text"), row, strict=True)) for row in rows]
+    def events(self, most: int = -1) -> list[dict[str, Any]]:
+        """The last ones, or all."""
+        rows = self.db.execute(
+            "SELECT at, kind, job, grp, text FROM events ORDER BY number DESC LIMIT ?", [most]
+        )
+        found = [dict(zip(("at", "kind", "job", "group", "text"), row, strict=True)) for row in rows]
+        return found[::-1]
 
 
 def _connect(folder: Path) -> sqlite3.Connection:

@@ -1,13 +1,17 @@
 """What is to be done for the runs to become what the scheduler wants. Pure.
 
-A run is a group at work: its nodes never change while it goes, its jobs may. A job that leaves finishes its step and
-is saved; one that joins goes on from there. Nobody begins on nodes, or with jobs, that another run still has.
+A run is a group at work: its nodes never change while it goes, nor those of a job, but who is in it may. A job that
+leaves finishes its step and is saved; one that joins goes on from there. Nobody begins on nodes, or with jobs, that
+another run still has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+Places = Mapping[str, frozenset[str]]
+"""The rollout nodes of each job, where it has some of its group's for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +21,7 @@ class Wanted:
     nodes: tuple[str, ...]
     """Rollout nodes first."""
     jobs: tuple[str, ...]
+    places: Places = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class Going:
     leaving: frozenset[str]
     """That were told to."""
     stopping: bool
+    places: Places = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,8 @@ def orders(wanted: Mapping[int, Wanted], going: Sequence[Going]) -> list[Order]:
 
 def _of_run(run: Going, group: Wanted | None, busy_jobs: set[str]) -> list[Order]:
     if group is None or set(group.nodes) != set(run.nodes):
+        return [Halt(run.number)]
+    if any(run.places.get(job) != group.places.get(job) for job in run.jobs.intersection(group.jobs)):
         return [Halt(run.number)]
     new = [job for job in group.jobs if job not in run.jobs]
     if any(job in run.past for job in new):

@@ -17,11 +17,11 @@ from typing import Any
 from jigsawrl import durable
 from jigsawrl.config import text
 from jigsawrl.daemon.ledger import JobEntry
-from jigsawrl.daemon.orders import Going
+from jigsawrl.daemon.orders import Going, Places
 from jigsawrl.errors import JigsawError
 from jigsawrl.processes import die_with_parent
 from jigsawrl.runtime.control import ADDRESS, Question
-from jigsawrl.store import locks
+from jigsawrl.store import folders, locks
 from jigsawrl.telemetry import jsonl
 
 OUTPUT = "output.log"
@@ -44,6 +44,8 @@ class Seats:
     rollout_nodes: tuple[str, ...]
     training_nodes: tuple[str, ...]
     """The same ones where both phases share their nodes."""
+    places: Places = field(default_factory=dict)
+    """None where they do."""
 
     @property
     def shared(self) -> bool:
@@ -71,13 +73,17 @@ class Run:
     """That it has not answered yet."""
     stopping: bool = False
     """Whether it was told to stop."""
+    places: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Rollout nodes of the jobs that ever were in it."""
     read: int = 0
     """Bytes of its events."""
+    store: Path | None = None
+    """What it remembers of its jobs; it outlives the run as long as this process likes."""
 
     @property
     def going(self) -> Going:
         some = frozenset(self.jobs), frozenset(self.past), frozenset(self.leaving)
-        return Going(self.number, self.group, self.seats.nodes, *some, self.stopping)
+        return Going(self.number, self.group, self.seats.nodes, *some, self.stopping, self.places)
 
     def news(self) -> list[dict[str, Any]]:
         """Events since the last time; whole lines only."""
@@ -91,17 +97,26 @@ class Run:
         if not whole:
             return []
         self.read += len(whole) + 1
+        self.hold_store()
         return [event for line in whole.splitlines() if (event := jsonl.decode(line)) is not None]
+
+    def hold_store(self) -> None:
+        """From its first event on there is one."""
+        self.store = self.store or held_stores(self.out.parent).get(self.out.absolute())
 
     def listens(self) -> bool:
         """Not while it is being set up, and not when it has ended."""
         return (self.out / ADDRESS).exists()
 
-    def join(self, job: JobEntry, folder: Path) -> None:
+    def rollout_nodes(self, job: str) -> int:
+        """How many a job has."""
+        return len(self.places.get(job, self.seats.rollout_nodes))
+
+    def join(self, job: JobEntry, seats: Seats, folder: Path) -> None:
         _link(job, self.out, folder)
-        entry = {"run": str(run_file(job, folder).absolute()), "priority": job.terms.priority}
         self.jobs.add(job.name)  # whatever it answers: all of it ends together
-        self._ask(do="submit", name=job.name, entry=entry)
+        self.places |= {name: nodes for name, nodes in seats.places.items() if name == job.name}
+        self._ask(do="submit", name=job.name, entry=entry_of(job, seats, folder))
 
     def leave(self, job: str) -> None:
         """After its step; it is saved."""
@@ -163,40 +178,61 @@ def run_file(job: JobEntry, folder: Path) -> Path:
     return job_folder(job.name, folder) / RUN_FILE
 
 
+def runs_folder(folder: Path) -> Path:
+    return folder / "runs"
+
+
 def run_folder(number: int, folder: Path) -> Path:
-    return folder / "runs" / str(number)
+    return runs_folder(folder) / str(number)
+
+
+def run_config(
+    group: int, seats: Seats, jobs: Iterable[JobEntry], folder: Path, memory: float, link: float
+) -> dict[str, Any]:
+    """The run file of a group: `memory` in GB of each node, `link` in Gbit/s between rollout and training nodes."""
+    config: dict[str, Any] = {
+        "name": f"group-{group}",
+        "policy": "rollmux",
+        "workers": len(seats.nodes),
+        "memory": memory,
+        "pipelines": {job.name: entry_of(job, seats, folder) for job in jobs},
+    }
+    if not seats.shared:
+        counts = {"rollout": len(seats.rollout_nodes), "training": len(seats.training_nodes)}
+        config["pools"] = {**counts, "link": link}
+    return config
+
+
+def entry_of(job: JobEntry, seats: Seats, folder: Path) -> dict[str, Any]:
+    """A job among the pipelines of its run."""
+    entry: dict[str, Any] = {
+        "run": str(run_file(job, folder).absolute()),
+        "priority": job.terms.priority,
+        "max_slowdown": job.terms.max_slowdown,
+    }
+    if job.name in seats.places:
+        nodes = seats.places[job.name]
+        entry["rollout_workers"] = [n for n, node in enumerate(seats.rollout_nodes) if node in nodes]
+    return entry
 
 
 def start(
     number: int,
     group: int,
     seats: Seats,
-    jobs: Iterable[JobEntry],
+    jobs: Sequence[JobEntry],
     folder: Path,
     cores: Mapping[str, Sequence[int]],
     memory: float,
+    link: float,
 ) -> Run:
     """A run of these jobs in a new folder; where one has made steps already, it goes on with the next."""
     out = run_folder(number, folder)
     out.mkdir(parents=True, exist_ok=True)
-    pipelines = {}
     for job in jobs:
         _link(job, out, folder)
-        pipelines[job.name] = {
-            "run": str(run_file(job, folder).absolute()),
-            "priority": job.terms.priority,
-        }
-    mix: dict[str, Any] = {
-        "name": f"group-{group}",
-        "policy": "rollmux",
-        "workers": len(seats.nodes),
-        "memory": memory,
-        "pipelines": pipelines,
-    }
-    if not seats.shared:
-        mix["pools"] = {"rollout": len(seats.rollout_nodes), "training": len(seats.training_nodes)}
     config = out / "config.yaml"
-    durable.replace(config, text.dump(mix).encode())
+    durable.replace(config, text.dump(run_config(group, seats, jobs, folder, memory, link)).encode())
     own = {core for node in seats.nodes for core in cores[node]}
 
     def before() -> None:
@@ -212,7 +248,14 @@ def start(
             start_new_session=True,  # Ctrl-C in a terminal is for whoever started it to pass on
             preexec_fn=before,
         )
-    return Run(number, group, seats, out, process, os.pidfd_open(process.pid), set(pipelines))
+    ended, names = os.pidfd_open(process.pid), {job.name for job in jobs}
+    return Run(number, group, seats, out, process, ended, names, places=dict(seats.places))
+
+
+def held_stores(runs: Path) -> dict[Path, Path]:
+    """Stores of the runs in this folder, dead or alive, by run. While this process lives, none is abandoned."""
+    found = {Path(record.spill).parent: root for root, record in folders.stores()}
+    return {out: root for out, root in found.items() if out.parent == runs.absolute() and locks.use(root)}
 
 
 def _link(job: JobEntry, out: Path, folder: Path) -> None:

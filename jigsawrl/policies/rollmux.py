@@ -3,21 +3,41 @@
 Where workers are in two pools for good, every pipeline has its turn in each, in a fixed cyclic order: one rollout and
 one training of each are a meta-iteration. As long as the group is not saturated, no other cyclic order makes more use
 of both pools; a pool then rather waits than lets someone overtake. Where it is saturated, whoever has waited longest
-goes next, so that the pool that is short never waits.
+goes next, so that the pool that is short never waits. Both are best, or nearly, where phases always take as long and
+go on for ever. Where durations vary, or work comes to an end, another start may be foreseen to end all of it sooner
+(`ahead`): then that is made, but who has waited for as long as everyone else's step goes first.
+
+As the paper has it, tails move to a few workers and the next rollout starts on the rest of them, where that is
+foreseen to be better (`gathering`).
 
 Where all workers may run both phases they are two pools too, or one where that is better (few workers, or phases so
-unequal that one pool would idle). A worker never runs two things side by side. The paper also moves tails to a few
-workers and lets the next rollout start on the rest. That is left out: in the mixes tried it helped some and slowed
-others, and was a little slower on the mean.
+unequal that one pool would idle). A worker never runs two things side by side. Tails stay where they are: moving them
+helped some of the mixes tried and slowed others, and was a little slower on the mean.
 """
 
 from __future__ import annotations
 
 from jigsawrl.cluster.rounds import Turn, unsaturated
+from jigsawrl.policies.ahead import (
+    LONGEST_WAIT,
+    ORDERS,
+    ROUND_ROBIN,
+    Course,
+    Order,
+    courses_of,
+    score,
+    starting,
+)
+from jigsawrl.policies.gathering import gathered
 from jigsawrl.policies.starts import start_on
 from jigsawrl.policies.state import Action, Event, Phase, Pipeline, Place, State
 
 PHASES: tuple[Phase, Phase] = ("training", "rollout")
+GAIN = 1e-2
+"""Part of the predicted time that another start than the usual one must save: predictions err, and who is short then
+waits for who is long."""
+FEW = 8
+"""Pipelines for which one looks ahead, at a few milliseconds a time; groups are seldom larger than five."""
 
 
 class RollMux:
@@ -45,43 +65,47 @@ class RollMux:
 
 
 def permits(state: State, pipelines: list[Pipeline]) -> list[Action]:
-    """One pipeline at a time in each of the two pools that there are. Nobody's turn is waited for when all wait."""
-    running = {pipeline.phase for pipeline in pipelines if pipeline.status == "running"}
-    if in_rounds(pipelines):
-        starts = _starts(state, running, {phase: whose_turn(pipelines, phase) for phase in PHASES})
-        if starts or running:
-            return starts
-    return _starts(state, running, {})
+    """Who may start in pools of their own, one pipeline at a time on each worker."""
+    courses = courses_of(state, pipelines)
+    usual = ROUND_ROBIN if in_rounds(pipelines) else LONGEST_WAIT
+    goes = chosen(courses, state.now, usual)
+    homes = [(state.pipelines[course.name], state.pipelines[course.name].home) for course in goes]
+    starts = [start for pipeline, home in homes if (start := start_on(state, pipeline, home))]
+    return [*starts, *(gathered(state, courses, goes, usual) if len(courses) <= FEW else ())]
 
 
-def _starts(state: State, running: set[Phase], turns: dict[Phase, Pipeline]) -> list[Action]:
-    """In each free pool the one whose turn it is, if it is there; where nobody's is, who has waited longest."""
-    actions: list[Action] = []
-    for phase in PHASES:
-        waiting = [p for p in state.ready() if p.phase == phase and phase not in running]
-        chosen = [p for p in waiting if p is turns.get(phase, p)]
-        start = start_on(state, chosen[0], chosen[0].home) if chosen else None
-        if start is not None:
-            actions.append(start)
-    return actions
+def chosen(courses: list[Course], now: float, usual: Order) -> tuple[Course, ...]:
+    """Whose phases start. The usual order's, unless all work is foreseen to be done sooner after others."""
+    if any(starves(course, courses, now) for course in courses):
+        return starting(courses, LONGEST_WAIT)
+    best = starting(courses, usual)
+    options = {starting(courses, order): None for order in ORDERS} if len(courses) <= FEW else {}
+    if not any(options.keys() - {best}):
+        return best
+    soonest = score(courses, now, best, usual)
+    margin = GAIN * (soonest - now)
+    for first in options:
+        for order in ORDERS:
+            end = score(courses, now, first, order)
+            if end < soonest - margin:
+                best, soonest = first, end
+    return best
+
+
+def starves(course: Course, courses: list[Course], now: float) -> bool:
+    """Whether it has waited for as long as everyone else needs for a step."""
+    others = sum(other.step_seconds for other in courses if other is not course)
+    return course.left is None and now - course.since > others > 0
 
 
 def in_rounds(pipelines: list[Pipeline]) -> bool:
     """Whether round-robin is known to be best, by what phases are foreseen to take: the group is not saturated."""
+    there = [pipeline for pipeline in pipelines if pipeline.rollout_home]
     turns = []
-    for pipeline in pipelines:
+    for pipeline in there:
         rollout, training = pipeline.rollout_seconds(), pipeline.training_seconds()
         turns.append(Turn(pipeline.name, rollout, rollout, training, 0.0, rollout + training, float("inf")))
-    return unsaturated(turns, [(0,)] * len(turns), shared=False)
-
-
-def whose_turn(pipelines: list[Pipeline], phase: Phase) -> Pipeline:
-    """The one after whoever had this phase last, in the order in which they came."""
-    order = sorted(pipelines, key=lambda p: (p.arrived, p.name))
-    latest = max(order, key=lambda p: p.turns.get(phase, float("-inf")))
-    if phase not in latest.turns:
-        return order[0]
-    return order[(order.index(latest) + 1) % len(order)]
+    return not turns or unsaturated(turns, [pipeline.rollout_home for pipeline in there], shared=False)
 
 
 def best_pools(pipelines: list[Pipeline], workers: Place, device_bytes: float) -> tuple[Place, Place]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jigsawrl.errors import JigsawError
+from jigsawrl.graph.fits import gigabytes
+from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.state import Phase, Pipeline, Place, Start, State
 
@@ -39,6 +42,25 @@ def engine_bytes(outlook: Outlook, engines: int, width: int) -> float:
     if not outlook.shape.whole:
         return sizes.rollout
     return sizes.rollout - sizes.host + outlook.shape.model.weight_bytes / width
+
+
+def refuse_what_cannot_fit_apart(outlook: Outlook, hardware: Hardware, rollout: int, training: int) -> None:
+    """A JigsawError if a phase exceeds the memory of the workers that it has for itself."""
+    shape = outlook.shape
+    if shape.tp > rollout:
+        raise JigsawError(
+            f"{shape.name}: an engine spans {shape.tp} workers, and its rollouts have {rollout}"
+        )
+    needs = {
+        "rollout": (engine_bytes(outlook, rollout // shape.tp, shape.tp), rollout),
+        "training": (outlook.memory(1, shape.tp, training).training, training),
+    }
+    for phase, (needed, width) in needs.items():
+        if needed > hardware.device_bytes:
+            raise JigsawError(
+                f"{shape.name}: {phase} needs {gigabytes(needed)} on each of its {width} workers, and a "
+                f"{hardware.name} has {gigabytes(hardware.device_bytes)}; use more workers"
+            )
 
 
 def start_on(state: State, pipeline: Pipeline, workers: Sequence[int]) -> Start | None:

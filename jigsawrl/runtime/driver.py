@@ -97,11 +97,12 @@ def driver_main(
     config = assignment.config
     try:
         around = (make or Beside)(line, actors, Store.attach(assignment.store), config)
-        run(config, assignment.out, assignment.resume, Told(line), around)
+        try:
+            run(config, assignment.out, assignment.resume, Told(line), around)
+            ends = Ends("finished")
+        except KeyboardInterrupt as interrupt:
+            ends = Ends("interrupted", str(interrupt))
         around.forget()
-        ends = Ends("finished")
-    except KeyboardInterrupt as interrupt:
-        ends = Ends("interrupted", str(interrupt))
     except ActorDied as error:
         ends = Ends("died", str(error))
     except JigsawError as error:
@@ -214,7 +215,7 @@ class ToldEvents(EventSink):
         worker: int = 0,
         **fields: Any,
     ) -> None:
-        if substage == "tool" and worker == 0:
+        if substage == "tool" and worker == self.around.team("rollout")[0].rank:
             self.around.waited += t1 - t0
         where = self.around.where
         if "workers" in fields:
@@ -333,7 +334,7 @@ class Beside:
         self.name = config.name
         episodes = isinstance(config.task, CalculatorTask | TextArenaTask | EnvironmentTask)
         self.drawn = Drawn(store, config.name)
-        self.engines = WatchedEngines(self.team("rollout"), line, episodes, self.drawn)
+        self.engines = WatchedEngines(self.handles, line, episodes, self.drawn)
         self.gang = self._gang()
         self.deterministic = config.deterministic
         self.where = tuple(range(len(actors)))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
 
     from jigsawrl.config import RunConfig
-    from jigsawrl.config.pipelines import PoolsConfig
+    from jigsawrl.config.pipelines import Homes
     from jigsawrl.runtime.shares import Shares, Units
     from jigsawrl.runtime.sharing import SharedActors
 
@@ -35,8 +35,8 @@ GRACE_S = 5.0
 
 
 class Family:
-    """Started at once. `line` goes to the driver. With `shared` its actors are in others' processes; with `pools`
-    each runs one phase only."""
+    """Started at once. `line` goes to the driver. With `shared` its actors are in others' processes; with `homes`
+    each runs one phase only, and there is none on other workers."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Family:
         store: Path,
         shares: Shares,
         shared: SharedActors | None = None,
-        pools: PoolsConfig | None = None,
+        homes: Homes | None = None,
     ) -> None:
         # Heavy modules belong into the children.
         from jigsawrl.runtime.start import start_actor, start_driver
@@ -60,27 +60,32 @@ class Family:
         self.meeting = folders.meeting(store)
         self.line, theirs = context.Pipe()
         pipes: list[Connection] = []
-        self.actors: list[BaseProcess] = []
+        self.actors: dict[int, BaseProcess] = {}
+        """By worker."""
         self.held: dict[int, Units] = {}
         base = base_folder(config, out)
         if shared is not None:
             pipes = shared.join(config)
+        needed = range(workers) if homes is None else {*homes.rollout, *homes.training}
         for rank in range(0 if shared is not None else workers):
             driver_end, actor_end = context.Pipe()
             pipes.append(driver_end)
+            if rank not in needed:
+                actor_end.close()
+                continue
             place = (shares.device(rank), rank, workers, f"file://{self.meeting}/gang")
             arguments = (actor_end, config, base, *place, shares.environment, self.note(rank))
             actor = context.Process(
-                target=start_actor if pools is None else partial(start_pool_actor, pools),
+                target=start_actor if homes is None else partial(start_pool_actor, homes),
                 args=arguments,
                 name=f"{self.name}/actor/{rank}",
                 daemon=True,
             )
             actor.start()
             actor_end.close()
-            self.actors.append(actor)
+            self.actors[rank] = actor
         self.driver = context.Process(
-            target=start_driver if pools is None else partial(start_driver_of_pools, pools),
+            target=start_driver if homes is None else partial(start_driver_of_pools, homes),
             args=(theirs, pipes, config, out, resume, store),
             name=f"{self.name}/driver",
             daemon=False,
@@ -96,7 +101,7 @@ class Family:
 
     @property
     def processes(self) -> list[BaseProcess]:
-        return [self.driver, *self.actors]
+        return [self.driver, *self.actors.values()]
 
     def hold(self, engine: int, units: Units) -> None:
         """Its actor to these units of its worker."""
@@ -118,7 +123,7 @@ class Family:
     def go_on(self, engine: int) -> None:
         if self.shared is not None:
             self.shared.stand(self.name, engine, still=False)
-        else:
+        elif engine in self.actors:
             go_on(self.pid(engine))
 
     def note(self, engine: int) -> Path:
@@ -143,7 +148,7 @@ class Family:
 
     def wait(self) -> None:
         """Until all have ended; who does not, is killed."""
-        for process in [self.driver, *self.actors]:
+        for process in self.processes:
             process.join(timeout=GRACE_S)
             if process.exitcode is None:
                 if process.pid is not None:

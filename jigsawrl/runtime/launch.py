@@ -6,7 +6,7 @@ import gc
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,24 +16,25 @@ from jigsawrl import durable
 from jigsawrl.config import files, text
 from jigsawrl.config.messages import joined
 from jigsawrl.config.pipelines import Mix, PipelinesConfig, checked_mix, is_profile_file, run_of
-from jigsawrl.config.runfolder import check_mix_folder
+from jigsawrl.config.runfile import read_run_file, validated
+from jigsawrl.config.runfolder import RESOLVED, check_mix_folder
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
-from jigsawrl.graph.fits import gigabytes, refuse_what_cannot_fit
+from jigsawrl.graph.fits import refuse_what_cannot_fit
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.interference import table_of
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.graph.profile import Profile, Workload, load_profile, table_on, write_profile
 from jigsawrl.pipeline.base import base_folder
 from jigsawrl.policies.named import POLICIES
-from jigsawrl.policies.starts import engine_bytes
+from jigsawrl.policies.starts import refuse_what_cannot_fit_apart
 from jigsawrl.runtime.control import Control
 from jigsawrl.runtime.learning import first_outlook
 from jigsawrl.runtime.member import Member
 from jigsawrl.runtime.mind import Mind
 from jigsawrl.runtime.scheduler import Scheduler, Work
 from jigsawrl.runtime.shares import Device, Shares, shares_here
-from jigsawrl.store import folders, locks
+from jigsawrl.store import folders, heirs, locks
 from jigsawrl.telemetry.events import EventLog
 from jigsawrl.telemetry.runreport import write_report
 
@@ -102,9 +103,13 @@ def _run(
     durable.replace(out / "config.yaml", text.dump(asked.config.model_dump(mode="json")).encode())
     policy = POLICIES[mix.config.policy]
     progress.message(f"{len(members)} pipelines on {count} workers under {policy.name}; {shares.describe()}")
+    left = left_of(members.values()) if resume else []
     folders.remove_abandoned()
-    store = folders.make(None, out / "store", store_budget(worker.host_bytes * count))
+    spill = out / "store"
+    budget = store_budget(worker.host_bytes * count)
+    store = folders.make(None, spill, budget, heirs.spilled_to(spill, left))
     folders.read(store)  # as long as this process lives, the store is in use
+    heirs.take_over(store, left)
     log = EventLog(out / "events.jsonl")
     log.emit(
         "resume" if resume else "start",
@@ -118,6 +123,8 @@ def _run(
 
     def admit(request: dict[str, Any]) -> Member:
         member = submitted(mix, request, out, worker, device)
+        if resume:
+            heirs.take_over(store, left_of([member]))
         remember_submitted(out, request)
         return member
 
@@ -125,7 +132,7 @@ def _run(
     pools = mix.config.pools
     first = pools.rollout if pools else None
     mind = Mind(policy, table, count, worker.device_bytes, len(shares.workers[0]), first)
-    scheduler = Scheduler(members, mind, shares, store, log, progress, resume, control, admit, pools)
+    scheduler = Scheduler(members, mind, shares, store, log, progress, resume, control, admit)
     gc.freeze()  # what is there by now stays, and need not be looked through again and again
     try:
         scheduler.run()
@@ -147,6 +154,27 @@ def take_bases(members: Sequence[Member], run: Path) -> None:
         own = base_folder(member.config, member.out)
         if (made / "config.json").is_file() and not own.exists():
             shutil.copytree(made, own)
+
+
+def left_of(members: Iterable[Member]) -> list[heirs.Left]:
+    """What dead runs remember of these, from where they go on."""
+    return heirs.left_behind({member.name: member.out for member in members if goes_on(member)})
+
+
+def goes_on(member: Member) -> bool:
+    """Whether it is the pipeline that its folder holds, so that what a dead run remembered of that is of use to it.
+
+    The same is asked of checkpoints, whose fingerprints say it.
+    """
+    try:
+        before = validated(read_run_file(member.out / RESOLVED))
+    except JigsawError:
+        return False
+
+    def what(config: RunConfig) -> tuple[object, ...]:
+        return config.name, config.seed, config.model, config.algorithm.advantage
+
+    return what(before) == what(member.config)
 
 
 def refuse_if_in_use(out: Path) -> None:
@@ -255,16 +283,8 @@ def refuse(outlooks: Sequence[Outlook], worker: Hardware, config: PipelinesConfi
         refuse_what_cannot_fit(outlooks, worker, config.workers)
         return
     for outlook in outlooks:
-        needs = {
-            "rollout": (engine_bytes(outlook, pools.rollout, 1), pools.rollout),
-            "training": (outlook.memory(1, 1, pools.training).training, pools.training),
-        }
-        for phase, (needed, width) in needs.items():
-            if needed > worker.device_bytes:
-                raise JigsawError(
-                    f"{outlook.shape.name}: {phase} needs {gigabytes(needed)} on each of its {width} workers, and a "
-                    f"{worker.name} has {gigabytes(worker.device_bytes)}; use more workers"
-                )
+        homes = pools.homes(config.pipelines[outlook.shape.name])
+        refuse_what_cannot_fit_apart(outlook, worker, len(homes.rollout), len(homes.training))
 
 
 def known_before(profile: str) -> Profile | None:
@@ -277,7 +297,8 @@ def member_of(
 ) -> Member:
     entry = mix.config.pipelines[name]
     outlook = first_outlook(name, config, entry, worker, mix.config.workers, known)
-    return Member(name, config, out / name, outlook, entry.arrival)
+    pools = mix.config.pools
+    return Member(name, config, out / name, outlook, entry.arrival, pools.homes(entry) if pools else None)
 
 
 def save_what_was_learned(mind: Mind, worker: Hardware, out: Path) -> None:

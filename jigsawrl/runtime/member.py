@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jigsawrl.config.pipelines import Homes
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.state import Phase
@@ -24,6 +25,8 @@ class Member:
     outlook: Outlook
     """Before anything was seen of it in this run."""
     arrival: float
+    homes: Homes | None = None
+    """Where its phases are in pools."""
     family: Family | None = None
     began: bool = False
     told: tuple[Phase, int] | None = None

@@ -83,6 +83,8 @@ class Thought:
     """What is known of a pipeline besides its place in the world."""
 
     learned: Learned
+    rollout_home: Place | None = None
+    """Workers that its rollouts keep to; None: all that roll out."""
     held: bool = False
     could: tuple[Phase, int] | None = None
     """Phase and step that it could start, or has started."""
@@ -109,7 +111,7 @@ class Mind:
     world: World = field(init=False)
     thoughts: dict[str, Thought] = field(default_factory=dict)
     memories: tuple[Memory, ...] = field(init=False)
-    """Of the workers that are alike."""
+    """Of the workers that are alike. Those that only roll out are not: a pipeline may keep to some of them."""
     loading: list[str] = field(default_factory=list)
     """Pipelines that wait for room to be set up."""
     coming: set[str] = field(default_factory=set)
@@ -127,23 +129,34 @@ class Mind:
         everyone = self.world.workers
         kinds: list[tuple[Place, Phase | None]] = [(everyone, None)]
         if first is not None:
-            kinds = [(everyone[:first], "rollout"), (everyone[first:], "training")]
+            kinds = [*(((each,), "rollout") for each in everyone[:first]), (everyone[first:], "training")]
         self.memories = tuple(Memory(self.device_bytes, workers=each, phase=phase) for each, phase in kinds)
 
-    def join(self, name: str, outlook: Outlook) -> None:
+    def join(self, name: str, outlook: Outlook, rollout_home: Place | None = None) -> None:
         """It may begin from now on."""
         if self.rollout_workers is not None:  # each has engines of its own there
             shape = replace(outlook.shape, base="")
             outlook = Outlook(shape, outlook.costs, outlook.hardware, outlook.forecast)
-        self.thoughts[name] = Thought(Learned(outlook))
+        self.thoughts[name] = Thought(Learned(outlook), rollout_home)
+        home = rollout_home or self.world.rollout_home
         for memory in self.memories:
-            count = len(memory.workers)
-            state = outlook.memory(count, 1, count).host
-            memory.states[name] = engine_bytes(outlook, count, 1) if memory.phase == "rollout" else state
+            if memory.phase != "rollout":
+                count = len(memory.workers)
+                memory.states[name] = outlook.memory(count, 1, count).host
+            elif not set(home).isdisjoint(memory.workers):
+                memory.states[name] = engine_bytes(outlook, len(home), 1)
 
     def is_awake(self, name: str) -> bool:
         """Whether there is room for all of its state, and it has it."""
-        return all(name in memory.awake for memory in self.memories)
+        return all(name in memory.awake for memory in self.memories_of(name))
+
+    def memories_of(self, name: str, phase: Phase | None = None) -> list[Memory]:
+        """Those that its state is in, or that of the actors of one phase."""
+        return [
+            memory
+            for memory in self.memories
+            if name in memory.states and (phase is None or memory.phase in (None, phase))
+        ]
 
     def hear(self, name: str, news: News) -> None:
         match news:
@@ -199,10 +212,11 @@ class Mind:
         actions: list[Action] = []
         while self.loading:
             name = self.loading[0]
-            if any(self._in_the_way(memory, memory.states[name]) is None for memory in self.memories):
+            own = self.memories_of(name)
+            if any(self._in_the_way(memory, memory.states[name]) is None for memory in own):
                 break
             actions += [*self._sleep(name), Swap(name, out=False)]
-            for memory in self.memories:
+            for memory in own:
                 memory.wakes(name, self.world.lanes.now)
             self.coming.add(self.loading.pop(0))
         return actions
@@ -211,8 +225,10 @@ class Mind:
         """Those that do not run and are in the way, also of one that comes."""
         actions: list[Action] = []
         for memory in self.memories:
-            for name in self._in_the_way(memory, memory.states[newcomer] if newcomer else 0.0) or ():
-                memory.sleeps(name)
+            needed = memory.states.get(newcomer, 0.0) if newcomer else 0.0
+            for name in self._in_the_way(memory, needed) or ():
+                for each in self.memories_of(name, memory.phase):
+                    each.sleeps(name)
                 actions.append(Swap(name, out=True, phase=memory.phase))
         return actions
 
@@ -223,7 +239,9 @@ class Mind:
             if pipeline.status == "running" and memory.phase in (None, pipeline.phase)
         }
         held = max(self.world.held[worker] for worker in memory.workers)
-        held += sum(memory.states[name] for name in self.coming)
+        if memory.phase == "rollout":  # some may roll out on other workers only, and are awake here too
+            held = max(held, sum(memory.states.get(name, 0.0) for name in running))
+        held += sum(memory.states.get(name, 0.0) for name in self.coming)
         return memory.to_sleep(running | self.coming, held, needed)
 
     def runs(self, name: str) -> tuple[Phase, int] | None:
@@ -235,8 +253,9 @@ class Mind:
         self.coming.discard(name)
         if done < steps:
             again = name in self.world.pipelines
-            outlook = self.thoughts[name].learned.outlook
-            self.events.append(self.world.arrive(name, outlook, steps, again))
+            thought = self.thoughts[name]
+            arrived = self.world.arrive(name, thought.learned.outlook, steps, again, thought.rollout_home)
+            self.events.append(arrived)
             self._could_start(name, "rollout", done + 1)
 
     def _could_start(self, name: str, phase: Phase, step: int) -> None:
@@ -333,9 +352,8 @@ class Mind:
         world.start(action)
         thought.since, thought.alone = world.lanes.now, True
         pipeline = world.pipelines[action.pipeline]
-        for memory in self.memories:
-            if memory.phase in (None, pipeline.phase):
-                memory.wakes(pipeline.name, world.lanes.now)
+        for memory in self.memories_of(pipeline.name, pipeline.phase):
+            memory.wakes(pipeline.name, world.lanes.now)
         lanes = [world.lanes.lanes[key] for key in pipeline.lanes]
         thought.foreseen = max(lane.left_in_all() for lane in lanes)
         shared = {key for there in world.lanes.on_worker if len(there) > 1 for key in there}

@@ -22,7 +22,7 @@ from jigsawrl.telemetry.events import Substage, now
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
-    from jigsawrl.config.pipelines import PoolsConfig
+    from jigsawrl.config.pipelines import Homes
 
 OF_ENGINES = frozenset({"end_rollout", "longest_sequence"})
 """What the rollout side is asked for; the training side for all else."""
@@ -37,7 +37,7 @@ class PooledWorkers(Workers):
 
     def who(self, method: str) -> Sequence[ProcessHandle]:
         if method == "ready":
-            return self.around.handles
+            return [*self.around.team("rollout"), *self.around.team("training")]
         return self.around.team("rollout" if method in OF_ENGINES else "training")
 
     def each(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
@@ -56,7 +56,8 @@ class PooledWorkers(Workers):
 
 
 class PooledEvents(ToldEvents):
-    """Of the workers that take part: those of the phase, or whoever else something is told of."""
+    """Of the workers that take part: those of the phase, or whoever else something is told of. A worker is told of by
+    its number among them."""
 
     around: InPools
 
@@ -74,7 +75,9 @@ class PooledEvents(ToldEvents):
         team = self.around.seated
         if "workers" in fields:
             worker, fields["workers"] = team[0], list(team)
-        elif worker not in team:
+        elif worker < len(team):
+            worker = team[worker]
+        else:
             return
         if substage == "sync":
             fields |= self.around.crossed
@@ -83,9 +86,9 @@ class PooledEvents(ToldEvents):
 
 class InPools(Beside):
     def __init__(
-        self, pools: PoolsConfig, line: Line, actors: Sequence[Connection], store: Store, config: RunConfig
+        self, homes: Homes, line: Line, actors: Sequence[Connection], store: Store, config: RunConfig
     ) -> None:
-        self.pools = pools
+        self.homes = homes
         super().__init__(line, actors, store, config)
         self.told = PooledEvents(line, self)
         self.at: Phase | None = None
@@ -100,8 +103,8 @@ class InPools(Beside):
         line.on_sleep = self._sleep_beside
 
     def team(self, phase: Phase | None) -> Sequence[ProcessHandle]:
-        first = self.pools.rollout
-        return self.handles[:first] if phase == "rollout" else self.handles[first:]
+        home = self.homes.rollout if phase == "rollout" else self.homes.training
+        return [self.handles[worker] for worker in home]
 
     def _gang(self) -> Workers:
         return PooledWorkers(self)
@@ -134,7 +137,7 @@ class InPools(Beside):
 
     def cross(self, version: int) -> None:
         """The weights as they are now go to the other side. In a phase that takes as long as the link does."""
-        began, link = now(), self.pools.link
+        began, link = now(), self.homes.link
         size = self.gang.first("publish_weights", self.store.root, self.name, version)
         if link is not None and self.at is not None:
             self.listen([], began + 8 * size / (link * 1e9))

@@ -102,7 +102,8 @@ class Again:
         entry = asked.pipelines.get(name) or PipelineConfig(**submitted_entries(self.run)[name])
         config = validated(read_run_file(self.run / name / RESOLVED))
         worker = Hardware(**self.start["hardware"])
-        self.mind.join(name, first_outlook(name, config, entry, worker, self.start["workers"], known))
+        outlook = first_outlook(name, config, entry, worker, self.start["workers"], known)
+        self.mind.join(name, outlook, asked.pools.homes(entry).rollout if asked.pools else None)
 
     def turn(self, event: dict[str, Any]) -> Decision | None:
         """Hears what was heard; None where nothing was decided."""

@@ -46,7 +46,6 @@ from jigsawrl.runtime.watch import Watch
 from jigsawrl.telemetry.events import EventLog, now
 
 if TYPE_CHECKING:
-    from jigsawrl.config.pipelines import PoolsConfig
     from jigsawrl.telemetry.progress import Progress
 
 TICK_S = 0.5
@@ -75,7 +74,6 @@ class Scheduler:
     control: Control
     admit: Callable[[dict[str, Any]], Member]
     """Makes a member of what somebody submits, or refuses it."""
-    pools: PoolsConfig | None = None
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     watch: Watch = field(init=False)
     sharing: Sharing = field(init=False)
@@ -95,7 +93,11 @@ class Scheduler:
         self.sharing = Sharing(self.store, self.shares)
         self.selector.register(self.control, selectors.EVENT_READ, ("", "control"))
         for member in self.members.values():
-            self.mind.join(member.name, member.outlook)
+            self._join(member)
+
+    def _join(self, member: Member) -> None:
+        home = member.homes.rollout if member.homes else None
+        self.mind.join(member.name, member.outlook, home)
 
     def run(self) -> None:
         """Until every pipeline has ended, one way or another. Nothing is left running, whatever happens."""
@@ -168,8 +170,10 @@ class Scheduler:
     def _start_family(self, member: Member, resume: bool) -> None:
         member.ends, member.told, member.loads, member.paused = None, None, False, set()
         known = [each.config for each in self.members.values() if each.ended is None]
-        shared = self.sharing.actors_for(member.config, known) if self.pools is None else None
-        member.family = Family(member.config, member.out, resume, self.store, self.shares, shared, self.pools)
+        shared = self.sharing.actors_for(member.config, known) if member.homes is None else None
+        member.family = Family(
+            member.config, member.out, resume, self.store, self.shares, shared, member.homes
+        )
         self.selector.register(member.family.line, selectors.EVENT_READ, (member.name, "line"))
         for sentinel in member.family.sentinels:
             self.selector.register(sentinel, selectors.EVENT_READ, (member.name, "process"))
@@ -307,7 +311,7 @@ class Scheduler:
                 raise JigsawError(f"there is a pipeline {member.name} already; choose another --name")
             member.arrival = now() - self.started
             self.members[member.name] = member
-            self.mind.join(member.name, member.outlook)
+            self._join(member)
             self.log.emit("submitted", pipeline=member.name)
             self.progress.message(f"{member.name}: submitted")
         else:

@@ -13,11 +13,11 @@ from jigsawrl.runtime.start import nothing, show_as
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
-    from jigsawrl.config.pipelines import PoolsConfig
+    from jigsawrl.config.pipelines import Homes
 
 
 def start_driver_of_pools(
-    pools: PoolsConfig,
+    homes: Homes,
     line: Connection,
     actors: Sequence[Connection],
     config: RunConfig,
@@ -29,11 +29,11 @@ def start_driver_of_pools(
     from jigsawrl.runtime.pools import InPools
 
     show_as(f"driver:{config.name}")
-    driver_main(line, actors, Assignment(config, out, resume, store), partial(InPools, pools))
+    driver_main(line, actors, Assignment(config, out, resume, store), partial(InPools, homes))
 
 
 def start_pool_actor(
-    pools: PoolsConfig,
+    homes: Homes,
     pipe: Connection,
     config: RunConfig,
     base: Path,
@@ -44,7 +44,7 @@ def start_pool_actor(
     environment: Mapping[str, str],
     note: Path,
 ) -> None:
-    """It rolls out by itself, or is one of the gang that trains, with its place among those of its pool."""
+    """It rolls out by itself, or is one of the gang that trains, with its place among those of its phase."""
     os.environ.update(environment)
     from jigsawrl.pipeline.actor_process import actor_main
     from jigsawrl.pipeline.pooled import RolloutActor, TrainingActor
@@ -53,7 +53,9 @@ def start_pool_actor(
     show_as(f"actor{worker}:{config.name}")
     settle = Follower(note, worker) if device.startswith("cuda") else nothing
     given = (pipe, config, base, device)
-    if worker < pools.rollout:
-        actor_main(*given, worker, 1, meeting, settle, says_what_runs=True, make=RolloutActor)
+    if worker in homes.rollout:
+        number = homes.rollout.index(worker)
+        actor_main(*given, number, 1, meeting, settle, says_what_runs=True, make=RolloutActor)
     else:
-        actor_main(*given, worker - pools.rollout, pools.training, meeting, settle, make=TrainingActor)
+        number, gang = homes.training.index(worker), len(homes.training)
+        actor_main(*given, number, gang, meeting, settle, make=TrainingActor)

@@ -75,7 +75,7 @@ class OnDemand(Mapping[int, Survivors]):
 class World:
     """A pipeline may use all workers. A worker has so many `units` that can be held apart.
 
-    With `rollout_workers`, those first ones only roll out, and the others only train.
+    With `rollout_workers`, those first ones only roll out, and the others only train; a pipeline may keep to some.
     """
 
     def __init__(
@@ -157,22 +157,26 @@ class World:
     def survivors(self, key: int) -> Survivors:
         """Of a lane: how many samples are under way, and how far they should be."""
         lane, running = self.lanes.lanes[key], self.running[key]
-        outlook = self.pipelines[lane.pipeline].outlook
+        pipeline = self.pipelines[lane.pipeline]
+        outlook = pipeline.outlook
         quantiles = outlook.forecast.quantiles()
-        place = 1 - running.samples / max(running.samples, outlook.shape.sequences / len(self.rollout_home))
+        all_there = outlook.shape.sequences / len(pipeline.rollout_home)
+        place = 1 - running.samples / max(running.samples, all_there)
         done = float(np.interp(place, np.linspace(0, 1, len(quantiles)), quantiles))
         return Survivors(running.samples, outlook.shape.prompt_tokens + done)
 
     # What is heard
 
-    def arrive(self, name: str, outlook: Outlook, steps: int, again: bool) -> Event:
-        """`again`: it was here before, and has lost what it was at."""
+    def arrive(
+        self, name: str, outlook: Outlook, steps: int, again: bool, rollout_home: Place | None = None
+    ) -> Event:
+        """`again`: it was here before, and has lost what it was at. Its rollouts may have a home of their own."""
         now = self.lanes.now
         if again:
             self.drop(name)
             now = self.pipelines[name].arrived
-        home, gang = self.rollout_home, self.training_home
-        self.pipelines[name] = Pipeline(name, outlook, home, steps, now, training_home=gang)
+        home = rollout_home or self.rollout_home
+        self.pipelines[name] = Pipeline(name, outlook, home, steps, now, training_home=self.training_home)
         return Arrived(name)
 
     def ask(self, name: str, phase: Phase, step: int) -> Event:

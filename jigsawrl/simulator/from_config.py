@@ -98,7 +98,8 @@ def scene_of(mix: Mix) -> Scene:
             job, origin = _from_run(name, mix.runs[name], entry, profile, hardware, config)
         jobs.append(_with_wishes(job, entry))
         origins.append(origin)
-    refuse_jobs(jobs, hardware, config.workers)
+    first = config.pools.rollout if config.pools else None
+    refuse_jobs(jobs, hardware, config.workers, first)
     return Scene(
         config.name,
         config.seed,
@@ -108,7 +109,7 @@ def scene_of(mix: Mix) -> Scene:
         profile.name,
         tuple(jobs),
         tuple(origins),
-        config.pools.rollout if config.pools else None,
+        first,
     )
 
 
@@ -126,7 +127,7 @@ def _with_wishes(job: Job, entry: PipelineConfig) -> Job:
         deadline=entry.deadline,
         arrival=entry.arrival,
     )
-    return replace(job, shape=wishes)
+    return replace(job, shape=wishes, rollout_workers=entry.rollout_workers)
 
 
 def _from_workload(

@@ -24,6 +24,8 @@ class Job:
     """Response lengths of a step, the same at every call."""
     expected: Floats
     """Lengths as a profile foresees them."""
+    rollout_workers: tuple[int, ...] | None = None
+    """Of those that only roll out, the ones it uses; None: all."""
 
 
 @dataclass(frozen=True, slots=True)

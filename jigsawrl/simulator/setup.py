@@ -14,6 +14,7 @@ from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.graph.profile import LEVELS, Profile
+from jigsawrl.policies.starts import refuse_what_cannot_fit_apart
 from jigsawrl.simulator.jobs import Job
 
 
@@ -46,10 +47,16 @@ def job_of(
     return Job(shape, costs, lengths, measured.lengths(0))
 
 
-def refuse_jobs(jobs: list[Job], hardware: Hardware, workers: int) -> None:
-    """A JigsawError with the arithmetic where the memory cannot hold them."""
+def refuse_jobs(
+    jobs: list[Job], hardware: Hardware, workers: int, rollout_workers: int | None = None
+) -> None:
+    """A JigsawError with the arithmetic where the memory cannot hold them; with `rollout_workers`, in two pools."""
     outlooks = [
         Outlook(job.shape, job.costs, hardware, Forecast.from_prior(job.expected, job.shape.max_tokens))
         for job in jobs
     ]
     refuse_what_cannot_fit(outlooks, hardware, workers)
+    if rollout_workers is not None:
+        for job, outlook in zip(jobs, outlooks, strict=True):
+            own = rollout_workers if job.rollout_workers is None else len(job.rollout_workers)
+            refuse_what_cannot_fit_apart(outlook, hardware, own, workers - rollout_workers)

@@ -234,7 +234,10 @@ class Simulation:
         """A pipeline's home are all workers of its phase that are alive, for rollouts in whole engines."""
         first = self.rollout_workers
         alive = [worker for worker, lives in enumerate(self.alive) if lives]
+        pinned = self.jobs[pipeline.name].rollout_workers
         home = [worker for worker in alive if first is None or worker < first]
+        if pinned is not None:
+            home = [worker for worker in home if worker in pinned]
         pipeline.home = tuple(home[: len(home) // pipeline.tp * pipeline.tp])
         if first is not None:
             pipeline.training_home = tuple(worker for worker in alive if worker >= first)

@@ -16,4 +16,6 @@ What always holds
   process that makes room, for as long as the disk takes.
 - The bytes in memory, those in the making included, stay within the budget.
 - Whatever a process holds is a kernel lock: its death lets go of it, and the next writer clears its litter away.
+- A store that nobody uses is removed by the next run. Before that, a run that goes on with a pipeline takes over what
+  is left of it there (`heirs`), by giving the files their names in its own store.
 """

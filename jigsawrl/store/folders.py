@@ -13,6 +13,7 @@ import secrets
 import shutil
 import tempfile
 import time
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,8 +43,11 @@ class Record:
     started: str
 
 
-def make(root: Path | None, spill: Path, budget_bytes: int) -> Path:
-    """Makes both folders and returns the one in memory. What a dead run left in either of them goes."""
+def make(root: Path | None, spill: Path, budget_bytes: int, kept: Collection[str] = ()) -> Path:
+    """Makes both folders and returns the one in memory. What a dead run left in either of them goes.
+
+    But what it has spilled of the pipelines in `kept` stays.
+    """
     spill = spill.absolute()
     try:
         root = _make_default_root() if root is None else _make_given_root(root.absolute())
@@ -54,7 +58,7 @@ def make(root: Path | None, spill: Path, budget_bytes: int) -> Path:
             for name in (LOCK, SPILLING):
                 (root / name).touch(mode=0o600)
             (root / _NEW_RECORD).write_text(json.dumps(asdict(record)))
-            _make_spill(spill)
+            _make_spill(spill, kept)
             (root / _NEW_RECORD).rename(root / _RECORD)
         except BaseException:
             _empty(root)
@@ -91,20 +95,31 @@ def meeting(root: Path) -> Path:
 def remove(root: Path) -> None:
     """Removes a store, whoever uses it. What they have mapped stays theirs; all else they ask for is an error."""
     root = root.absolute()
-    with suppress(FileNotFoundError), _lock_of(root):
+    with suppress(FileNotFoundError), lock_of(root):
         spill = _spill_of(root)
         if spill is not None:
             _empty(spill)
         _empty(root)
+    locks.stop_using(root)
 
 
 def remove_abandoned(parent: Path = SHARED_MEMORY) -> list[Path]:
     """Removes this user's stores that no living process uses, and says which."""
-    roots = sorted(parent.glob(f"{_prefix()}*")) if parent.is_dir() else []
-    return [root for root in roots if _remove_if_abandoned(root)]
+    return [root for root in _roots(parent) if remove_if_abandoned(root)]
 
 
-def _remove_if_abandoned(root: Path) -> bool:
+def stores(parent: Path = SHARED_MEMORY) -> Iterator[tuple[Path, Record]]:
+    """All of this user's, in use or not."""
+    for root in _roots(parent):
+        if (record := record_of(root)) is not None:
+            yield root, record
+
+
+def _roots(parent: Path) -> list[Path]:
+    return sorted(parent.glob(f"{_prefix()}*")) if parent.is_dir() else []
+
+
+def remove_if_abandoned(root: Path) -> bool:
     with suppress(OSError), locks.if_unused(root) as unused:
         if unused:
             spill = _spill_of(root)
@@ -115,10 +130,10 @@ def _remove_if_abandoned(root: Path) -> bool:
     return False
 
 
-def _clear_if_unused(spill: Path) -> bool:
+def _clear_if_unused(spill: Path, kept: Collection[str] = ()) -> bool:
     with suppress(FileNotFoundError), locks.if_unused(spill) as unused:
         if unused:
-            _empty(spill)
+            _empty(spill, kept)
         return unused
     return True
 
@@ -136,8 +151,8 @@ def _make_default_root() -> Path:
 
 
 def _make_given_root(root: Path) -> Path:
-    found = _record_of(root)
-    if found is not None and not _remove_if_abandoned(root):
+    found = record_of(root)
+    if found is not None and not remove_if_abandoned(root):
         raise JigsawError(
             f"{root} is the store of a run that goes on (process {found.pid}, started {found.started})\n"
             "Choose another folder, or end that run first"
@@ -150,8 +165,8 @@ def _make_given_root(root: Path) -> Path:
     return root
 
 
-def _make_spill(spill: Path) -> None:
-    free = _clear_if_unused(spill)
+def _make_spill(spill: Path, kept: Collection[str]) -> None:
+    free = _clear_if_unused(spill, kept)
     if free:
         spill.mkdir(parents=True, exist_ok=True)
     if not free or not locks.use(spill):
@@ -169,9 +184,9 @@ def _check_budget(root: Path, budget_bytes: int) -> None:
         )
 
 
-def _empty(folder: Path) -> None:
+def _empty(folder: Path, kept: Collection[str] = ()) -> None:
     """Deletes what is a store's, and the folder too where nothing else is in it."""
-    Shelf(folder).clear()
+    Shelf(folder).clear(kept)
     for place in folder.glob(f"{_MEETING}*"):
         shutil.rmtree(place, ignore_errors=True)
     for name in (_RECORD, _NEW_RECORD, SPILLING, LOCK):
@@ -181,18 +196,18 @@ def _empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _lock_of(root: Path) -> AbstractContextManager[None]:
+def lock_of(root: Path) -> AbstractContextManager[None]:
     if (root / LOCK).exists():
         return locks.locked(root / LOCK, LOCK_TIMEOUT_S)
     return nullcontext()
 
 
 def _spill_of(root: Path) -> Path | None:
-    record = _record_of(root)
+    record = record_of(root)
     return None if record is None else Path(record.spill)
 
 
-def _record_of(root: Path) -> Record | None:
+def record_of(root: Path) -> Record | None:
     try:
         return Record(**json.loads((root / _RECORD).read_bytes()))
     except (OSError, ValueError, TypeError):

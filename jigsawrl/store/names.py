@@ -38,6 +38,11 @@ def key_of(file_name: str) -> Key | None:
     return Key(match[1].replace("+", "/"), int(match[2]), int(match[3]), int(match[4]))
 
 
+def pipeline_of(key: Key) -> str:
+    """Whose it is: what its name begins with."""
+    return key.name.partition("/")[0]
+
+
 def check(name: str, version: int) -> None:
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from jigsawrl.errors import JigsawError
 from jigsawrl.store import pinned
 from jigsawrl.store.locks import try_lock, unlock
-from jigsawrl.store.names import Key, file_prefix, key_of
+from jigsawrl.store.names import Key, file_prefix, key_of, pipeline_of
 
 if TYPE_CHECKING:
     from jigsawrl.store.layout import Layout
@@ -166,10 +166,11 @@ class Shelf:
         now = time.time_ns()
         os.utime(self.path(key), ns=(now, now))
 
-    def clear(self) -> None:
-        """Deletes every file of a store, and nothing else."""
+    def clear(self, kept: Collection[str] = ()) -> None:
+        """Deletes every file of a store, and nothing else; entries of the pipelines in `kept` stay."""
         for name in os.listdir(self.folder):
-            if name.startswith(_ASIDE) or key_of(name):
+            key = key_of(name)
+            if name.startswith(_ASIDE) or (key and pipeline_of(key) not in kept):
                 (self.folder / name).unlink(missing_ok=True)
 
     def _reserved(self, name: str) -> int:

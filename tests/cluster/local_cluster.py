@@ -14,6 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jigsawrl.config.cluster import load_cluster_file
+from jigsawrl.daemon.admission import submit
+from jigsawrl.daemon.ledger import Ledger, is_running
+from jigsawrl.daemon.status import document
+from jigsawrl.store import folders
+
 PATIENCE_S = 90.0
 MARK = "JIGSAWRL_TEST_MARK"
 """In the environment of every process that belongs to a started cluster."""
@@ -56,6 +62,8 @@ class LocalCluster:
     """In a folder; started and killed as a test likes."""
 
     folder: Path
+    pools: str = POOLS
+    environment: dict[str, str] = field(default_factory=dict)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     daemon: subprocess.Popen[bytes] | None = None
 
@@ -63,8 +71,13 @@ class LocalCluster:
     def out(self) -> Path:
         return self.folder / "cluster"
 
+    def make(self) -> None:
+        """Its folder, before it is first started."""
+        (self.folder / "pools.yaml").write_text(self.pools)
+        Ledger.make(self.out, load_cluster_file(self.folder / "pools.yaml")).close()
+
     def start(self, *options: str) -> None:
-        (self.folder / "pools.yaml").write_text(POOLS)
+        self.make()
         command = [sys.executable, "-m", "jigsawrl", "cluster", "start", "pools.yaml", "--out", "cluster"]
         with (self.folder / "said").open("ab") as said:
             self.daemon = subprocess.Popen(
@@ -73,22 +86,28 @@ class LocalCluster:
                 stdout=said,
                 stderr=said,
                 start_new_session=True,
-                env={**os.environ, MARK: self.mark},
+                env={**os.environ, **self.environment, MARK: self.mark},
             )
-        self.wait_for(lambda: (self.out / "cluster.db").exists(), "its ledger")
+        self.wait_for(lambda: is_running(self.out), "the daemon")
 
     def jigsaw(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "jigsawrl", *arguments]
         return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=60)
 
-    def submit(self, name: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-        (self.folder / f"{name}.yaml").write_text(json.dumps({**JOB, **settings}))
-        return self.jigsaw("submit", "cluster", f"{name}.yaml", "--max-slowdown", "1000")
+    def write_job(self, name: str, **settings: Any) -> Path:
+        """Its run file."""
+        file = self.folder / f"{name}.yaml"
+        file.write_text(json.dumps({**JOB, **settings}))
+        return file
+
+    def submit(self, name: str, max_slowdown: float = 1000, **settings: Any) -> None:
+        submit(self.out, self.write_job(name, **settings), None, None, {"max_slowdown": max_slowdown})
 
     def status(self) -> dict[str, Any]:
-        from jigsawrl.daemon.status import document
-
         return document(self.out)
+
+    def states(self) -> dict[str, str]:
+        return {name: job["state"] for name, job in self.status()["jobs"].items()}
 
     def said(self) -> str:
         return (self.folder / "said").read_text()
@@ -106,13 +125,30 @@ class LocalCluster:
         except FileNotFoundError:
             return 0
 
+    def events(self, run: int, job: str, kind: str) -> list[dict[str, Any]]:
+        """Of a job in one of the runs; whole lines only."""
+        try:
+            content = (self.out / "runs" / str(run) / "events.jsonl").read_text()
+        except FileNotFoundError:
+            return []
+        found = (json.loads(line) for line in content.rpartition("\n")[0].splitlines())
+        return [each for each in found if (each["event"], each.get("pipeline")) == (kind, job)]
+
+    def steps(self, run: int, job: str, kind: str) -> list[int]:
+        """Of such events."""
+        return [event["step"] for event in self.events(run, job, kind)]
+
     def saved(self, job: str) -> int:
         """The step of its newest checkpoint."""
         found = (self.out / "jobs" / job / "checkpoints").glob("step-*")
         return max((int(path.name.removeprefix("step-")) for path in found), default=0)
 
-    def give_cores(self, count: int) -> None:
-        """So many of this machine's are left to the daemon."""
+    def stores(self) -> list[Path]:
+        """Of its runs, in memory."""
+        return [root for root, record in folders.stores() if record.spill.startswith(str(self.out))]
+
+    def give_cores(self, count: int | None = None) -> None:
+        """So many of this machine's are left to the daemon, or all."""
         assert self.daemon is not None
         os.sched_setaffinity(self.daemon.pid, sorted(os.sched_getaffinity(0))[:count])
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jigsawrl.cluster.jobs import Duration, Job
-from jigsawrl.cluster.regroup import cheapest_partition, least_price
+from jigsawrl.cluster.regroup import bill, cheapest_partition, least_price, possible_groups
 from jigsawrl.cluster.rounds import SLACK
 from jigsawrl.cluster.scheduler import Scheduler
+from jigsawrl.cluster.waiting import OVERTAKINGS, PREEMPTIONS
 
 
 def check(scheduler: Scheduler) -> None:
@@ -92,7 +93,7 @@ def test_the_same_calls_give_the_same_decisions(some):
 @settings(max_examples=25)
 @given(jobs())
 def test_no_grouping_is_cheaper_than_the_best_partition(some):
-    few = [replace(each, training_nodes=1) for each in some[:5]]
+    few = some[:5]
     scheduler = Scheduler(two_pools())
     for each in few:
         scheduler.arrive(each)
@@ -103,6 +104,50 @@ def test_no_grouping_is_cheaper_than_the_best_partition(some):
     assert sorted(turn.name for shape in shapes for turn in shape.turns) == sorted(each.name for each in few)
     assert least_price(scheduler.shapes, list(scheduler.groups.values())) <= price + 1e-6
     assert price <= scheduler.price + 1e-6
+
+
+@settings(max_examples=25)
+@given(jobs())
+def test_all_sets_that_can_be_a_group_are_found_however_wide_their_training(some):
+    shapes = Scheduler(two_pools()).shapes
+    standings = [shapes.standing(each) for each in some[:5]]
+    sets = {
+        mask: [each for k, each in enumerate(standings) if mask >> k & 1]
+        for mask in range(1, 1 << len(standings))
+    }
+    found = possible_groups(shapes, standings)
+    assert found.keys() == {mask for mask, some in sets.items() if shapes.best(some) is not None}
+
+
+@settings(max_examples=25)
+@given(st.lists(st.booleans(), min_size=20, max_size=60))
+def test_a_wide_job_is_overtaken_only_so_often_and_then_gets_its_nodes(departures):
+    scheduler = Scheduler(two_pools(4, 4))
+    scheduler.arrive(job("first"))
+    assert scheduler.arrive(job("wide", rollout_nodes=4, training_nodes=4))[0].how == "waits"
+    overtook: set[str] = set()
+    for number, departs in enumerate(departures):
+        if departs and scheduler.home and "wide" in scheduler.waiting:
+            scheduler.depart(min(scheduler.home))
+        else:
+            scheduler.arrive(job(f"later-{number}"))
+        if "wide" in scheduler.waiting:
+            overtook |= scheduler.home.keys() - {"first"}
+        check(scheduler)
+    while "wide" in scheduler.waiting:
+        overtook |= scheduler.home.keys() - {"first"}
+        scheduler.depart(min(scheduler.home))
+    assert len(overtook) <= OVERTAKINGS
+
+
+def test_a_job_that_waits_for_broken_nodes_holds_nobody_back():
+    scheduler = Scheduler(two_pools(2, 2), largest=1)
+    scheduler.fail("train-1")
+    scheduler.arrive(job("wide", training_nodes=2))
+    for number in range(2 * OVERTAKINGS):
+        assert scheduler.arrive(job(f"{number}"))[0].how == "new group"
+        scheduler.depart(f"{number}")
+    assert [each.job for each in scheduler.repair("train-1")] == ["wide"]
 
 
 def test_a_balanced_pair_shares_both_pools():
@@ -176,6 +221,17 @@ def test_departures_compact_groups():
     assert scheduler.changes().moved == {moves[0].job}
 
 
+def test_a_group_is_paid_until_its_last_job_ends_less_what_is_given_back_before():
+    scheduler = Scheduler(two_pools())
+    for name, steps in {"short": 9, "long": 18}.items():
+        scheduler.arrive(job(name, 300, 80, max_slowdown=1.8, steps=steps))
+    group = scheduler.groups[0]
+    assert group.shape.price == 5.0
+    shared = 9 * group.shape.slowdown("short") * 380 / 3600
+    rest = 18 * 380 / 3600 - shared / group.shape.slowdown("long")
+    assert bill(scheduler.shapes, group.shape, group.standings) == pytest.approx(5 * shared + 4 * rest)
+
+
 def test_nobody_moves_who_has_no_time_for_it():
     scheduler = Scheduler(two_pools(), largest=2)
     for name in "abcd":
@@ -199,8 +255,8 @@ def test_jobs_of_a_broken_node_are_placed_elsewhere():
 
 def test_who_waits_is_served_by_priority_deadline_tenant_and_arrival():
     scheduler = Scheduler(two_pools(2, 2), largest=1)
-    scheduler.arrive(job("first", tenant="rich"))
-    scheduler.arrive(job("other", tenant="another"))
+    scheduler.arrive(job("first", tenant="rich", priority=1))
+    scheduler.arrive(job("other", tenant="another", priority=1))
     for name, wishes in {
         "rich": {"tenant": "rich"},
         "poor": {"tenant": "poor"},
@@ -214,6 +270,49 @@ def test_who_waits_is_served_by_priority_deadline_tenant_and_arrival():
     for leaves in ("other", "important", "urgent", "poor"):
         served += [each.job for each in scheduler.depart(leaves)]
     assert served == ["important", "urgent", "poor", "rich"]
+
+
+def test_an_important_job_gets_the_nodes_of_the_latest_less_important_one():
+    scheduler = Scheduler(two_pools(2, 2), largest=1)
+    for name, priority in {"equal": 1, "early": 0, "late": 0}.items():
+        scheduler.arrive(job(name, priority=priority))
+    scheduler.changes()
+    assert list(scheduler.waiting) == ["late"]
+    decisions = scheduler.arrive(job("important", priority=1))
+    assert [(each.job, each.how) for each in decisions] == [
+        ("important", "new group"),
+        ("early", "preempted"),
+    ]
+    changes = scheduler.changes()
+    assert (changes.preempted, changes.moved, len(changes.groups)) == ({"early"}, frozenset(), 2)
+    assert scheduler.arrive(job("another", priority=1))[0].how == "waits"
+    assert [each.job for each in scheduler.depart("equal")] == ["another"]
+    assert [each.job for each in scheduler.depart("another")] == ["early"]
+    check(scheduler)
+
+
+def test_nobody_is_preempted_more_than_a_few_times():
+    scheduler = Scheduler(two_pools(1, 1), largest=1)
+    scheduler.arrive(job("low"))
+    preempted = []
+    for number in range(PREEMPTIONS + 2):
+        name = f"high-{number}"
+        preempted += [each.job for each in scheduler.arrive(job(name, priority=1)) if each.how == "preempted"]
+        scheduler.depart(name)
+    assert preempted == ["low"] * PREEMPTIONS
+    assert "low" in scheduler.home
+
+
+@settings(max_examples=25)
+@given(jobs(), st.booleans())
+def test_only_jobs_of_lower_priority_are_preempted(some, equal):
+    scheduler = Scheduler(two_pools(3, 3))
+    for each in some:
+        priority = 0 if equal else each.priority
+        for decision in scheduler.arrive(replace(each, priority=priority)):
+            if decision.how == "preempted":
+                assert scheduler.standing(decision.job).job.priority < priority
+        check(scheduler)
 
 
 def test_a_job_that_has_drifted_leaves_a_group_it_no_longer_fits():

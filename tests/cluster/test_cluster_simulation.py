@@ -69,7 +69,7 @@ def test_fixed_phases_keep_every_promise_through_arrivals_departures_and_moves(r
     solo = simulate(Scheduler(two_pools(), largest=1), trace)
     late = {n: (r.slowdown, r.job.max_slowdown) for n, r in outcome.records.items() if not r.kept}
     assert late == {}
-    assert outcome.dollars <= solo.dollars * 1.01  # a move is a bet on how long its saving lasts
+    assert outcome.dollars <= solo.dollars * 1.001
 
 
 def test_a_broken_node_costs_its_jobs_a_step_and_a_cold_start():
@@ -94,6 +94,18 @@ def test_limited_nodes_make_jobs_wait():
     trace = [job(name, steps=18) for name in "ab"]
     outcome = simulate(Scheduler(two_pools(1, 1), largest=1), trace)
     assert [record.waited for record in outcome.records.values()] == [0, 3600]
+
+
+def test_a_preempted_job_loses_a_step_and_goes_on_when_there_are_nodes_again():
+    trace = [
+        job("low", steps=90, cold_seconds=50.0),
+        job("high", steps=18, arrival=1.01, priority=1, cold_seconds=50.0),
+    ]
+    outcome = simulate(Scheduler(two_pools(1, 1), largest=1), trace)
+    low, high = outcome.records["low"], outcome.records["high"]
+    assert (low.preempted, low.moves, high.slowdown) == (1, 0, 1.0)
+    lost = 1.01 * 3600 % 200
+    assert low.finished == pytest.approx(90 * 200 + lost + 18 * 200 + 50)
 
 
 def test_placement_that_ignores_promises_breaks_them():

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_cluster import JOB, LocalCluster, learned
+from local_cluster import JOB, POOLS, LocalCluster, learned
 
 from jigsawrl.api import launch
 from jigsawrl.config.runfile import checked
@@ -18,6 +18,12 @@ from jigsawrl.daemon.ledger import Ledger
 from jigsawrl.telemetry.progress import Progress
 
 pytestmark = pytest.mark.slow
+
+ONE_CORE_MORE = Path(__file__).parent / "one_core_more"
+SLOW_ROLLOUTS = {
+    "task": {"kind": "calculator", "max_number": 6, "size": 49, "latency": 0.5, "max_turns": 2},
+    "rollout": {"prompts_per_step": 4, "samples": 2, "max_tokens": 8, "stop": ["]"]},
+}
 
 
 @pytest.fixture
@@ -34,26 +40,33 @@ def alone(name: str, steps: int, folder: Path) -> Path:
     return folder / name
 
 
-def test_whatever_is_killed_no_job_is_lost_or_made_twice_and_all_learn_the_same(
+def test_whatever_is_killed_jobs_go_on_from_their_last_steps_once_and_all_learn_the_same(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    steps = {"a": 24, "b": 16}
+    steps = {"a": 40, "b": 32}
+    cluster.make()
+    for name in steps:
+        cluster.submit(name, steps=steps[name], checkpoint={"every": 1000})
     cluster.start()
     for name in steps:
-        assert cluster.submit(name, steps=steps[name]).stdout == f"{name}: submitted\n"
-    cluster.wait_for_step("a", 1)
+        cluster.wait_for_step(name, 2)
     run = json.loads((cluster.out / "runs" / "1" / "control.json").read_text())["pid"]
     os.kill(run, signal.SIGKILL)  # its jobs go on in another one
-    cluster.wait_for(lambda: (cluster.out / "runs" / "2" / "control.json").exists(), "another run")
-    cluster.wait_for_step("b", 6)
+    for name in steps:
+        cluster.wait_for(lambda name=name: cluster.steps(2, name, "arrived"), f"{name} in another run")
+        cluster.wait_for_step(name, cluster.steps(2, name, "arrived")[0] + 1)
+    cluster.wait_for(lambda: len(cluster.stores()) == 1, "the end of the dead run's store")
     cluster.signal(signal.SIGKILL)
     cluster.end()
     assert not cluster.status()["running"]
     cluster.start("--until-done")
-    assert cluster.end() == 0
     (reference := tmp_path / "reference").mkdir()
+    undisturbed = {name: learned(alone(name, steps[name], reference)) for name in steps}
+    assert cluster.end() == 0
+    assert {name: learned(cluster.out / "jobs" / name) for name in steps} == undisturbed
     for name in steps:
-        assert learned(cluster.out / "jobs" / name) == learned(alone(name, steps[name], reference))
+        arrived = [cluster.steps(run, name, "arrived") for run in (1, 2, 3)]
+        assert arrived[0] == [0] < arrived[1] < arrived[2], "nothing of it was on the disk"
     status = cluster.status()
     assert {name: (job["state"], job["step"]) for name, job in status["jobs"].items()} == {
         name: ("finished", count) for name, count in steps.items()
@@ -63,28 +76,46 @@ def test_whatever_is_killed_no_job_is_lost_or_made_twice_and_all_learn_the_same(
     assert [kinds["finished", name] for name in steps] == [1, 1]
     assert kinds["died", "a"] == 1
     assert kinds["packed", "b"] >= 1  # beside a: there are nodes for one group only
+    assert not cluster.stores()
 
 
-def test_a_job_waits_for_its_broken_node_ctrl_c_saves_its_steps_and_it_can_be_cancelled_meanwhile(
+def test_jobs_with_rollout_nodes_of_their_own_wait_for_broken_ones_and_no_step_is_made_twice(
     cluster: LocalCluster,
 ) -> None:
+    cluster.pools = POOLS.replace("runs: rollout, nodes: 1", "runs: rollout, nodes: 2")
+    cluster.environment["PYTHONPATH"] = os.pathsep.join(
+        [str(ONE_CORE_MORE), os.environ.get("PYTHONPATH", "")]
+    )
+    cluster.make()
+    endless = {**SLOW_ROLLOUTS, "steps": 5000, "checkpoint": {"every": 5000}}
+    cluster.submit("a", 1.7, **endless)
+    said = cluster.jigsaw(
+        "submit", "cluster", cluster.write_job("b", **endless).name, "--max-slowdown", "1.7"
+    )
+    assert said.stdout == "b: submitted; it waits until the cluster is started\n"
     cluster.start()
-    cluster.submit("a", steps=5000, checkpoint={"every": 5000, "keep": 1})
-    cluster.wait_for_step("a", 1)
+    for name in "ab":
+        cluster.wait_for_step(name, 1)
+    (group,) = cluster.status()["groups"]
+    assert (group["jobs"], group["rollout_nodes"]) == (["a", "b"], ["rollout-0", "rollout-1"])
     cluster.give_cores(1)
-    cluster.wait_for(lambda: cluster.status()["jobs"]["a"]["state"] == "waiting", "the failure")
-    assert cluster.status()["broken_nodes"] == ["training-0"]
-    cluster.wait_for(lambda: cluster.saved("a") == cluster.metrics("a"), "a checkpoint")
-    steps = cluster.metrics("a")
-    cluster.give_cores(2)
-    cluster.wait_for_step("a", steps + 1)
+    cluster.wait_for(lambda: cluster.states() == {"a": "waiting", "b": "waiting"}, "the failure")
+    assert cluster.status()["broken_nodes"] == ["rollout-1", "training-0"]
+    cluster.wait_for(lambda: all(cluster.saved(name) for name in "ab"), "checkpoints")
+    before = cluster.metrics("a")
+    cluster.give_cores()
+    cluster.wait_for_step("a", before + 1)
     cluster.signal(signal.SIGINT)
     assert cluster.end() == 0
-    steps = cluster.metrics("a")
-    assert cluster.saved("a") == steps
-    job = cluster.status()["jobs"]["a"]
-    assert (job["state"], job["step"]) == ("waiting", steps)
-    assert cluster.submit("b").stdout == "b: submitted; it waits until the cluster is started\n"
+    steps = {name: cluster.metrics(name) for name in "ab"}
+    for name, count in steps.items():
+        assert cluster.saved(name) == count
+        stages = [each for run in (1, 2) for each in cluster.events(run, name, "substage")]
+        rolled = {each["worker"] for each in stages if each["substage"] in ("prefill", "decode")}
+        assert rolled == {"ab".index(name)}
+        made = [step for run in (1, 2) for step in cluster.steps(run, name, "step")]
+        assert made == list(range(1, count + 1))
+    assert cluster.states() == {"a": "waiting", "b": "waiting"}
     ledger = Ledger(cluster.out)
     for name in "ab":
         ledger.ask_to_cancel(name)
@@ -92,7 +123,6 @@ def test_a_job_waits_for_its_broken_node_ctrl_c_saves_its_steps_and_it_can_be_ca
     cluster.start("--until-done")
     assert cluster.end() == 0
     assert {each.name: (each.state, each.step) for each in ledger.jobs()} == {
-        "a": ("cancelled", steps),
-        "b": ("cancelled", 0),
+        name: ("cancelled", count) for name, count in steps.items()
     }
     assert sorted((cluster.out / "runs").iterdir()) == runs

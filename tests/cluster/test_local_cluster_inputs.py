@@ -142,10 +142,20 @@ REFUSED = {
         2,
         "--training-nodes: is for clusters, and full is none; leave it out",
     ),
+    "a tenant in a run": Case(
+        "submit full job.yaml --tenant vision",
+        2,
+        "--tenant: is for clusters, and full is none; leave it out",
+    ),
     "no such job": Case("cancel MADE second", 2, "MADE: there is no job second; there are first"),
 }
 DONE = {
-    "submit": Case("submit MADE job.yaml --name first --steps 2", 0, "", "first: submitted\n"),
+    "submit": Case(
+        "submit MADE job.yaml --name first --steps 2 --tenant vision --priority 1",
+        0,
+        "",
+        "first: submitted\n",
+    ),
     "status": Case("cluster status MADE", 0, "", None),
     "help": Case("cluster start --help", 0, "", None),
     "plan": Case(
@@ -195,7 +205,11 @@ def test_a_job_is_in_the_ledger_as_soon_as_it_is_submitted_and_nothing_that_was_
     assert {name: (job["state"], job["steps"]) for name, job in found["jobs"].items()} == {
         "first": ("waiting", 2)
     }
-    assert "first" in outcomes["status"].stdout
+    assert [(event["kind"], event["job"]) for event in found["events"]] == [("submitted", "first")]
+    said = " ".join(outcomes["status"].stdout.split())
+    assert "│ first │ waiting │ 0/2 │ │ │ │ 1.50x │ for" in said
+    assert "vision, │" in said
+    assert "first: submitted pools is running; $0.0000 so far, $0.00/h now" in said
 
 
 def test_nodes_are_cores_those_for_rollouts_first(tmp_path: Path) -> None:

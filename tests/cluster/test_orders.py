@@ -32,6 +32,15 @@ def test_a_group_with_other_nodes_stops_first_and_begins_when_all_of_it_is_free(
     assert orders(wanted, []) == [Begin(0)]
 
 
+def test_a_job_that_gets_other_rollout_nodes_of_its_group_needs_another_run() -> None:
+    apart = {"a": frozenset({R0}), "b": frozenset({R1})}
+    wanted = {0: Wanted((R0, R1, T0), ("a", "b"), apart)}
+    assert orders(wanted, [going(7, 0, (R0, R1, T0), "ab", places=apart)]) == []
+    other = {**apart, "b": frozenset({R0})}
+    assert orders(wanted, [going(7, 0, (R0, R1, T0), "ab", places=other)]) == [Halt(7)]
+    assert orders(wanted, [going(7, 0, (R0, R1, T0), "a", places=other)]) == [Join(7, "b")]
+
+
 def test_a_job_that_moves_leaves_one_run_before_it_joins_the_other() -> None:
     wanted = {0: Wanted((R0, T0), ("a",)), 1: Wanted((R1, T1), ("b", "c"))}
     both = [going(7, 0, (R0, T0), "ab"), going(8, 1, (R1, T1), "c")]
@@ -45,6 +54,21 @@ def test_a_job_that_moves_leaves_one_run_before_it_joins_the_other() -> None:
 def test_a_job_that_comes_back_needs_another_run_for_none_takes_it_twice() -> None:
     gone = going(7, 0, (R0, T0), "a", past=frozenset("b"))
     assert orders({0: Wanted((R0, T0), ("a", "b"))}, [gone]) == [Halt(7)]
+
+
+def test_a_job_that_has_to_wait_again_leaves_after_its_step_and_the_others_go_on() -> None:
+    wanted = {0: Wanted((R0, T0), ("b",))}
+    assert orders(wanted, [going(7, 0, (R0, T0), "ab")]) == [Leave(7, "a")]
+    assert orders(wanted, [going(7, 0, (R0, T0), "ab", leaving=frozenset("a"))]) == []
+    assert orders(wanted, [going(7, 0, (R0, T0), "b", past=frozenset("a"))]) == []
+
+
+def test_a_job_that_makes_room_for_another_stops_before_that_begins_on_its_nodes() -> None:
+    wanted = {1: Wanted((R0, T0), ("urgent",))}
+    assert orders(wanted, [going(7, 0, (R0, T0), "a")]) == [Halt(7)]
+    assert orders(wanted, [going(7, 0, (R0, T0), "a", stopping=True)]) == []
+    assert orders(wanted, [going(7, 0, (R0, T0), "", past=frozenset("a"), stopping=True)]) == []
+    assert orders(wanted, []) == [Begin(1)]
 
 
 def test_a_group_that_is_no_more_stops_and_its_job_begins_elsewhere_afterwards() -> None:

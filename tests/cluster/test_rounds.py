@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from cluster_world import play, turn
@@ -15,6 +16,7 @@ from jigsawrl.cluster.rounds import (
     cycle,
     judged,
     keeps,
+    likely_seconds,
     ready_seconds,
     round_seconds,
     unsaturated,
@@ -53,6 +55,21 @@ def test_as_ready_nobody_takes_longer_than_the_bound(group):
     played = play(turns, places, shared, "as-ready")
     for mine, bound in zip(turns, ready_seconds(turns, places, shared), strict=True):
         assert mine.step * 0.999 <= played[mine.name] <= bound * 1.03
+
+
+def test_what_a_step_likely_takes_is_nearer_to_what_it_takes_than_the_bound():
+    rng = random.Random(0)
+    likely_off = bound_off = 0.0
+    for _ in range(40):
+        phases = [(rng.uniform(100, 600), rng.uniform(50, 200)) for _ in range(rng.randint(2, 4))]
+        turns = [turn(f"{k}", rollout, training) for k, (rollout, training) in enumerate(phases)]
+        places = [(rng.randrange(3),) for _ in turns]
+        likely, bound = likely_seconds(turns, places, False), ready_seconds(turns, places, False)
+        played = play(turns, places, False, "as-ready", rounds=40)
+        for k, each in enumerate(turns):
+            likely_off += abs(likely[k] - played[each.name]) / each.step
+            bound_off += abs(bound[k] - played[each.name]) / each.step
+    assert likely_off < bound_off / 3
 
 
 @settings(max_examples=60)

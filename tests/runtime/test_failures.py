@@ -128,12 +128,13 @@ def test_a_reward_that_may_not_fail_ends_its_pipeline_with_the_reason(alone: Res
 
 def test_the_scheduler_is_killed_and_resume_goes_on_with_all(alone: Results, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    mix = write_mix(tmp_path, "rlix", a=SUMS, b=CALC)
+    mix = write_mix(tmp_path, "rlix", a=SUMS, b={**CALC, "checkpoint": {"every": 1000}})
     command = start(mix, out)
-    command.wait_for_step("b", 1)
+    command.wait_for_step("b", 2)  # the first is in the store then, and nowhere else
     command.signal(signal.SIGKILL)
     command.end()
     command.assert_nothing_is_left(store=False)
     run_here(mix, out, resume=True)
     assert {name: result(out / name) for name in "ab"} == alone
+    assert max(event["step"] for event in events(out, "arrived") if event["pipeline"] == "b") > 0
     assert_nothing_is_left(out)  # that of the killed one is gone too

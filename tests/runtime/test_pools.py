@@ -20,7 +20,9 @@ from mixes import (
     SUMS,
     Results,
     assert_nothing_is_left,
+    command_of,
     events,
+    grandchildren,
     named,
     result,
     run_here,
@@ -34,10 +36,14 @@ from jigsawrl.graph.cpu import cpu_worker
 from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.interference import CORES
 from jigsawrl.graph.outlook import Outlook
+from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.rollmux import RollMux, in_rounds
-from jigsawrl.policies.state import Phase, Pipeline, Start
+from jigsawrl.policies.starts import engine_bytes
+from jigsawrl.policies.state import Action, Event, Migrate, Phase, Pipeline, Start, State, Swap, Wait
 from jigsawrl.runtime import shares
 from jigsawrl.runtime.launch import member_of, own_config
+from jigsawrl.runtime.messages import Began, Loads
+from jigsawrl.runtime.mind import Mind
 from jigsawrl.runtime.replay import replayed
 from jigsawrl.runtime.world import World
 
@@ -47,11 +53,18 @@ TEAM = {"rollout": [0], "training": [1]}
 
 
 def write_pooled(
-    folder: Path, policy: str = "rollmux", more: Mapping[str, Any] | None = None, **mix: Any
+    folder: Path,
+    policy: str = "rollmux",
+    more: Mapping[str, Any] | None = None,
+    pins: Mapping[str, list[int]] | None = None,
+    **mix: Any,
 ) -> Path:
-    """The usual two pipelines, and maybe more, on two workers in two pools."""
+    """The usual two pipelines, and maybe more, on two workers in two pools; some pinned to rollout workers."""
     file = write_mix(folder, policy, a=SUMS, b=CALC, **(more or {}))
-    file.write_text(json.dumps({**json.loads(file.read_text()), "pools": POOLS, **mix}))
+    written = json.loads(file.read_text())
+    for name, workers in (pins or {}).items():
+        written["pipelines"][name]["rollout_workers"] = workers
+    file.write_text(json.dumps({**written, "pools": POOLS, **mix}))
     return file
 
 
@@ -164,6 +177,74 @@ def test_two_engines_and_a_gang_of_two_learn_what_two_workers_do_though_one_is_k
     assert_nothing_is_left(out)
 
 
+@pytest.mark.slow
+def test_pipelines_pinned_to_rollout_workers_of_their_own_roll_out_at_once_and_share_the_trainer(
+    on_one: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    monkeypatch.setattr(shares, "split_cores", lambda workers: [(first,), (second,), (first,)])
+    pools, out = {"rollout": 2, "training": 1}, tmp_path / "out"
+    pins = {"a": [1], "b": [0]}
+    file = write_pooled(tmp_path, pins=pins, pools=pools, workers=3)
+    seen: set[str] = set()
+    run_here(file, out, lambda name, step: seen.update(map(command_of, grandchildren())))
+    actors = {name for name in seen if name.startswith("actor")}
+    assert actors == {"actor1:a", "actor2:a", "actor0:b", "actor2:b"}, "none where it does not roll out"
+    for name, workers in pins.items():
+        decoded = [each for each in spans(out, "prefill", "decode", "tail") if each["pipeline"] == name]
+        assert {each["worker"] for each in decoded} == set(workers)
+        waits = [each for each in spans(out, "tool") if each["pipeline"] == name]
+        assert {each["worker"] for each in waits} <= set(workers)
+    assert {each["worker"] for each in spans(out, "grad", "sync")} == {2}
+    permits = [each for each in events(out, "phase") if each["phase"] == "rollout"]
+    assert any(
+        one["t0"] < other["t1"] and other["t0"] < one["t1"]
+        for one in permits
+        for other in permits
+        if one["pipeline"] < other["pipeline"]
+    ), "both at once"
+    assert all(each.same for each in replayed(out))
+    assert {name: result(out / name) for name in "ab"} == on_one
+    assert_nothing_is_left(out)
+
+
+class Gathers(RollMux):
+    """Never leaves a rollout on two workers for long while another waits."""
+
+    def decide(self, state: State, events: list[Event]) -> list[Action]:
+        actions = super().decide(state, events)
+        waiting = [each for each in state.ready() if each.phase == "rollout"]
+        rolling = [each for each in state.unfinished() if len(each.lanes) == 2]
+        if actions or not waiting or not rolling:
+            return [*actions, Wait(state.now + MOMENT_S)] if waiting else actions
+        move = Migrate(rolling[0].name, tuple(rolling[0].lanes), ((0,),))
+        return [move, Start(waiting[0].name, ((1,),))]
+
+
+MOMENT_S = 0.02
+TRIES = 3
+"""On a busy machine a rollout may be over before it is moved."""
+
+
+@pytest.mark.slow
+def test_a_rollout_that_is_gathered_on_one_worker_leaves_the_other_to_the_next_and_learns_the_same(
+    on_one: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    monkeypatch.setattr(shares, "split_cores", lambda workers: [(first,), (second,), (first,)])
+    monkeypatch.setitem(POLICIES, "rollmux", Gathers())
+    for number in range(TRIES):
+        out = tmp_path / str(number) / "out"
+        run_here(write_pooled(out.parent, pools={"rollout": 2, "training": 1}, workers=3), out)
+        actions = [each["action"] for each in events(out, "action")]
+        assert all(each.same for each in replayed(out))
+        assert {name: result(out / name) for name in "ab"} == on_one
+        if "migrate" in actions:
+            break
+    assert "migrate" in actions, "never in all tries"
+    assert_nothing_is_left(out)
+
+
 @pytest.mark.parametrize(
     ("mix", "why"),
     [
@@ -175,6 +256,14 @@ def test_two_engines_and_a_gang_of_two_learn_what_two_workers_do_though_one_is_k
         ({"pools": {**POOLS, "link": 0}}, "pools.link: 0 is not allowed; it must be a number, above 0"),
         ({"pools": POOLS, "policy": "rlix"}, "pools: rlix lets both phases share one pool"),
         ({"pools": POOLS, "memory": 0.001}, "needs .* on each of its 1 workers, and a cpu has 0.001 GB"),
+        (
+            {"pins": {"a": [1]}},
+            "pipelines.a.rollout_workers: 1 is not in the rollout pool, .* workers 0 to 0",
+        ),
+        ({"pins": {"b": []}}, r"pipelines.b.rollout_workers: \[\] is nowhere to roll out"),
+        ({"pins": {"a": [0, 0]}}, r"pipelines.a.rollout_workers: \[0, 0\] names a worker twice"),
+        ({"pins": {"a": [-1]}}, "pipelines.a.rollout_workers: -1 is not in the rollout pool"),
+        ({"pins": {"a": [0]}, "pools": None}, "pipelines.a.rollout_workers: there is no rollout pool"),
     ],
 )
 def test_pools_that_cannot_be_are_refused(mix: Mapping[str, Any], why: str, tmp_path: Path) -> None:
@@ -186,16 +275,19 @@ def test_pools_that_cannot_be_are_refused(mix: Mapping[str, Any], why: str, tmp_
 # The order of permits, without processes
 
 
+def foreseen(name: str, parameters: float = 1e9) -> Outlook:
+    made = job(name, seed=ord(name), parameters=parameters)
+    forecast = Forecast.from_prior(made.expected, made.shape.max_tokens)
+    return Outlook(made.shape, made.costs, WORKER, forecast)
+
+
 class Group:
     """Pipelines in two pools under rollmux, whose phases end in whatever order somebody likes."""
 
     def __init__(self, names: str) -> None:
         self.world = World(CORES, 2, 64 * WORKER.device_bytes, rollout_workers=1)
         for name in names:
-            made = job(name, seed=ord(name))
-            forecast = Forecast.from_prior(made.expected, made.shape.max_tokens)
-            outlook = Outlook(made.shape, made.costs, WORKER, forecast)
-            self.world.arrive(name, outlook, 1000, again=False)
+            self.world.arrive(name, foreseen(name), 1000, again=False)
             self.world.ask(name, "rollout", 1)
         self.log: dict[Phase, list[str]] = {"rollout": [], "training": []}
 
@@ -235,3 +327,63 @@ def test_a_pool_has_one_at_a_time_and_nobody_waits_for_ever(size: int, choices: 
 def test_a_group_goes_in_rounds_until_it_is_saturated() -> None:
     assert in_rounds(list(Group("a").world.pipelines.values()))
     assert not in_rounds(list(Group("abcd").world.pipelines.values())), "four times as much as one needs"
+
+
+# Memory, without processes
+
+
+class Scripted:
+    """Does what a test likes, once."""
+
+    name = "scripted"
+
+    def __init__(self) -> None:
+        self.actions: list[Action] = []
+
+    def decide(self, state: State, events: list[Event]) -> list[Action]:
+        actions, self.actions = self.actions, []
+        return actions
+
+
+def thinking(names: str, pins: Mapping[str, tuple[int, ...]], limit: float) -> tuple[Mind, list[Action]]:
+    """Two workers that roll out and one that trains, with so many bytes each; and what setting all up took."""
+    mind = Mind(Scripted(), CORES, 3, limit, rollout_workers=2)
+    actions: list[Action] = []
+    for name in names:
+        mind.join(name, small(name), pins.get(name))
+        mind.hear(name, Loads())
+        actions += mind.decide()
+        mind.hear(name, Began(10, 0))
+    return mind, actions
+
+
+def small(name: str) -> Outlook:
+    """Of a model that needs more for what it generates than for its training."""
+    return foreseen(name, parameters=1e8)
+
+
+def bytes_of_engines(names: str) -> float:
+    """On each of two workers."""
+    return sum(engine_bytes(small(name), 2, 1) for name in names)
+
+
+def test_only_those_who_roll_out_on_a_worker_need_room_there() -> None:
+    limit = 0.98 * bytes_of_engines("ab")
+    assert Swap("a", out=True, phase="rollout") in thinking("ab", {}, limit)[1]
+    apart = {"a": (0,), "b": (1,)}
+    assert thinking("ab", apart, limit)[1] == [Swap(name, out=False) for name in "ab"]
+
+
+def test_a_rollout_that_was_gathered_elsewhere_keeps_its_room() -> None:
+    mind, _ = thinking("ab", {}, 0.98 * bytes_of_engines("abc"))
+    policy = mind.policy
+    assert isinstance(policy, Scripted)
+    policy.actions = [Start("a", ((0,), (1,)))]
+    mind.decide()
+    policy.actions = [Migrate("a", tuple(mind.world.pipelines["a"].lanes), ((0,),)), Start("b", ((1,),))]
+    mind.decide()
+    mind.join("c", small("c"))
+    mind.hear("c", Loads())
+    assert mind.decide() == [], (
+        "there is none for a third, though little of the first two runs on each worker"
+    )

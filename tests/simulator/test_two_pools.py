@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from graph.planning import WORKER, job
 
@@ -17,15 +19,17 @@ TRAINS = ("reward", "logprob", "grad", "optim", "sync")
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "rlix"])
 @pytest.mark.parametrize("table", [CORES, H200])
-def test_every_phase_keeps_to_its_pool(policy: str, table: object) -> None:
+@pytest.mark.parametrize("pin", [None, (0,), (1,)])
+def test_every_phase_keeps_to_its_pool(policy: str, table: object, pin: tuple[int, ...] | None) -> None:
     jobs = [job(name, seed=ord(name), steps=3) for name in "abc"]
+    jobs[1] = replace(jobs[1], rollout_workers=pin)
     lost = [Failure(0, 20.0, 40.0), Failure(3, 60.0, 80.0)]
     simulation = Simulation(POLICIES[policy], jobs, WORKER, 4, table, rollout_workers=2, failures=lost)  # type: ignore[arg-type]
     outcome = simulation.run()
     assert len(outcome.finished) == 3
     for span in read_spans(outcome.log):
         if span.substage in ("prefill", "decode", "tail"):
-            assert set(span.workers) <= ROLLOUT
+            assert set(span.workers) <= (set(pin) if pin and span.pipeline == "b" else ROLLOUT)
         elif span.substage in ("logprob", "grad", "optim"):
             assert set(span.workers) <= TRAINING
 
