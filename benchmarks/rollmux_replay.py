@@ -19,8 +19,8 @@ uniform in 1 to 2. Where the paper is silent, this is assumed:
 A promise is kept if a job's time from arrival to end, moves included, is at most max_slowdown times what the very
 same steps take alone. That is stricter than the paper's test, which holds a job against its planned time alone,
 with every response at the limit; both are reported. Costs are dollars for the whole trace. The claims are over
-plans with a quantile of the durations; the paper's worst-case planning and its placement without regrouping are
-shown beside it.
+plans with a quantile of the durations and likely waits; the paper's worst-case planning and its placement without
+regrouping are shown beside it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from jigsawrl.cluster.permits import Nodes
 from jigsawrl.cluster.pools import Cluster
 from jigsawrl.cluster.shapes import Shape, Standing
 
-How = Literal["packed", "scaled", "new group", "waits", "moved"]
+How = Literal["packed", "scaled", "new group", "waits", "moved", "preempted"]
 
 
 @dataclass(frozen=True, slots=True)

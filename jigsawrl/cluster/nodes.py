@@ -24,6 +24,12 @@ class Nodes:
         unused = float("inf") if limit is None else limit - self.next.get(pool, 0)
         return unused + len(self.free.get(pool, ()))
 
+    def most(self, pool: str) -> float:
+        """How many could be rented if nobody had any."""
+        limit = self.cluster.pools[pool].nodes
+        broken = sum(name.rpartition("-")[0] == pool for name in self.broken)
+        return float("inf") if limit is None else limit - broken
+
     def rent(self, pool: str, count: int) -> tuple[str, ...]:
         free = self.free.setdefault(pool, [])
         taken = []

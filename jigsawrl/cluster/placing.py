@@ -19,6 +19,8 @@ from jigsawrl.cluster.shapes import Shape, Shapes, Standing
 
 TRIED = 6
 """Choices among a group's nodes that are judged."""
+JUDGED = 60
+"""Groups that are judged, where the first that can take a job is not the best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +49,24 @@ class _Candidate:
 def cheapest(
     shapes: Shapes, groups: Iterable[Group], nodes: Nodes, standing: Standing, within: float | None = None
 ) -> Place | None:
-    """The place that adds least to the price (and in which the job takes at most `within` times as long)."""
+    """The place that adds least to the cost (and in which the job takes at most `within` times as long)."""
     passed: Counter[str] = Counter()
     alone = _alone(shapes, nodes, standing)
     most = alone.price if alone else float("inf")
-    for candidate in sorted(_candidates(shapes, groups, nodes, standing, most, passed), key=_order):
+    best = Place(None, alone, alone.price, "new group", passed) if alone else None
+    least = alone.cost if alone else float("inf")
+    worth = 0.0 if shapes.surely else shapes.worth(standing)
+    found = sorted(_candidates(shapes, groups, nodes, standing, most, passed), key=_order)
+    for candidate in found if shapes.surely else found[:JUDGED]:
+        if candidate.added - worth >= least:
+            break
         shape = _joined(shapes, candidate, standing)
-        if shape is not None and (within is None or shape.slowdown(standing.job.name) <= within):
+        if shape is None or (within is not None and shape.slowdown(standing.job.name) > within):
+            passed["slowdown"] += 1
+        elif (added := shape.cost - candidate.group.shape.cost) < least:
             how: How = "scaled" if candidate.fresh else "packed"
-            return Place(candidate.group, shape, candidate.added, how, passed)
-        passed["slowdown"] += 1
-    return None if alone is None else Place(None, alone, alone.price, "new group", passed)
+            best, least = Place(candidate.group, shape, candidate.added, how, passed), added
+    return best
 
 
 def _order(candidate: _Candidate) -> tuple[float, float, int]:

@@ -1,7 +1,7 @@
 """Packing closer: the jobs of a group and of one or two others are partitioned anew, if that pays for the moves.
 
 All partitions of so few jobs are looked at. A move costs the job the step it was in, and a cold start, and its
-nodes idle meanwhile; a job whose promise leaves no time for that does not move.
+part of the nodes idles meanwhile; a job whose promise leaves no time for that does not move.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import combinations
 
 from jigsawrl.cluster.groups import Group, named
 from jigsawrl.cluster.nodes import Nodes
-from jigsawrl.cluster.shapes import Shape, Shapes, Standing
+from jigsawrl.cluster.shapes import KEPT, Shape, Shapes, Standing, widths
 
 MOST_JOBS = 9
 """In these groups together, for all their partitions to be looked at."""
@@ -21,10 +21,10 @@ NEIGHBOURS = 24
 """Other groups that are tried, those with most room first."""
 CLOSEST = 12
 """Of these, in twos."""
-EFFORT = 700
+EFFORT = 550
 """A decision takes some 50 ms with it, however many jobs there are."""
 HORIZON = 12.0
-"""Hours for which a saving is counted, at most: by then others have come and gone."""
+"""Hours that are looked ahead, at most: by then others have come and gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def better(
     for some in _sets(group, others):
         if effort.left <= 0:
             break
-        if least_price(shapes, some) >= _price(some) * (1 - 1e-9):
+        if least_price(shapes, some) - _worth(shapes, some) >= _cost(some) - 1e-9:
             continue
         before = shapes.judged
         found = _regrouped(shapes, nodes, some)
@@ -83,8 +83,15 @@ def _sets(group: Group, others: Sequence[Group]) -> Iterator[tuple[Group, ...]]:
                 yield (group, *some)
 
 
-def _price(groups: Iterable[Group]) -> float:
-    return sum(each.shape.price for each in groups)
+def _cost(groups: Iterable[Group]) -> float:
+    return sum([each.shape.cost for each in groups])
+
+
+def _worth(shapes: Shapes, groups: Iterable[Group]) -> float:
+    """Of all that is done in an hour, if nobody waits; 0 where costs are prices."""
+    if shapes.surely:
+        return 0.0
+    return sum([shapes.worth(each) for group in groups for each in group.standings.values()])
 
 
 def least_price(shapes: Shapes, groups: Sequence[Group]) -> float:
@@ -96,8 +103,9 @@ def least_price(shapes: Shapes, groups: Sequence[Group]) -> float:
     for group in groups:
         for turn in group.shape.turns:
             job = group.standings[turn.name].job
-            training += (turn.training - turn.warm) / turn.limit * group.shape.training_nodes
-            rollout += (turn.hold - turn.warm) / turn.limit * job.rollout_nodes
+            slowest = max(turn.limit, turn.step)
+            training += (turn.training - turn.warm) / slowest * group.shape.training_nodes
+            rollout += (turn.hold - turn.warm) / slowest * job.rollout_nodes
     return shapes.price(pair, max(1, math.ceil(rollout - 1e-6)), max(1, math.ceil(training - 1e-6)))
 
 
@@ -106,22 +114,27 @@ def possible_groups(
 ) -> dict[int, Shape]:
     """Every set of these jobs that can be a group, as bits, with its cheapest shape; given up beyond so many.
 
-    What is not possible is not possible with more jobs either, so sets grow from possible ones. (But for a newcomer
-    who trains on more nodes: sets that only he makes possible are left out.)
+    What is not possible is not possible with more jobs either, so sets grow from possible ones; unless who comes
+    trains on more nodes than all others, on which everyone's training takes less.
     """
     found: dict[int, Shape] = {}
-    grown: list[int] = []
+    wide = [[widths(each.job, pair)[1] for pair in shapes.cluster.pairs] for each in standings]
     for k, standing in enumerate(standings):
         shape = shapes.best([standing])
         if shape is not None:
             found[1 << k] = shape
-            grown.append(1 << k)
+    alike = all(each == wide[0] for each in wide)
+    grown = list(found)
     while grown and len(found) <= most:
+        tried = set()
         larger = []
         for mask in grown:
-            for k in range(mask.bit_length(), len(standings)):
+            for k in range(mask.bit_length() if alike else 0, len(standings)):
                 more = mask | 1 << k
-                if _all_possible(more, found):
+                if more == mask or more in tried:
+                    continue
+                tried.add(more)
+                if _may_be(more, found, wide):
                     shape = shapes.best([each for i, each in enumerate(standings) if more >> i & 1])
                     if shape is not None:
                         found[more] = shape
@@ -130,23 +143,35 @@ def possible_groups(
     return found
 
 
-def _all_possible(mask: int, found: Mapping[int, Shape]) -> bool:
-    """Whether all sets with one job less are possible."""
+def _may_be(mask: int, found: Mapping[int, Shape], wide: Sequence[Sequence[int]]) -> bool:
+    """Whether all sets with one job less are possible, but those without the one that trains on most nodes."""
     rest = mask
     while rest:
         lowest = rest & -rest
         if mask ^ lowest not in found:
-            return False
+            mine = wide[lowest.bit_length() - 1]
+            others = [each for k, each in enumerate(wide) if (mask ^ lowest) >> k & 1]
+            if all(width <= max(each) for width, *each in zip(mine, *others, strict=True)):
+                return False
         rest ^= lowest
     return True
 
 
 def cheapest_partition(shapes: Shapes, standings: Sequence[Standing]) -> tuple[float, list[Shape]] | None:
-    """Of a few jobs into groups; None where someone cannot be in any."""
+    """Of a few jobs into groups; None where someone cannot be in any. Asked again, it answers from memory."""
+    key = tuple(sorted([each.version for each in standings]))
+    if key not in shapes.partitions:
+        if len(shapes.partitions) >= KEPT:
+            shapes.partitions.clear()
+        shapes.partitions[key] = _partition(shapes, standings)
+    return shapes.partitions[key]
+
+
+def _partition(shapes: Shapes, standings: Sequence[Standing]) -> tuple[float, list[Shape]] | None:
     found = possible_groups(shapes, standings)
     parts: list[list[tuple[int, float]]] = [[] for _ in standings]
     for mask, shape in found.items():
-        parts[(mask & -mask).bit_length() - 1].append((mask, shape.price))
+        parts[(mask & -mask).bit_length() - 1].append((mask, shape.cost))
     kept: dict[int, tuple[float, int]] = {0: (0.0, 0)}
 
     def price(left: int) -> float:
@@ -173,32 +198,54 @@ def cheapest_partition(shapes: Shapes, standings: Sequence[Standing]) -> tuple[f
 
 
 def _regrouped(shapes: Shapes, nodes: Nodes, groups: Sequence[Group]) -> tuple[float, Regrouping] | None:
-    standings = [each for group in groups for each in group.standings.values()]
-    found = cheapest_partition(shapes, standings)
-    before = _price(groups)
-    if found is None or found[0] >= before * (1 - 1e-9) or not _affordable(nodes, groups, found[1]):
+    standings = {name: each for group in groups for name, each in group.standings.items()}
+    found = cheapest_partition(shapes, list(standings.values()))
+    if found is None or found[0] >= _cost(groups) - 1e-9 or not _affordable(nodes, groups, found[1]):
         return None
-    price, parts = found
+    parts = found[1]
     kept = _kept(groups, parts)
     by_number = {group.number: group for group in groups}
-    cost = 0.0
+    gain = sum(bill(shapes, group.shape, standings) for group in groups)
     for shape, number in zip(parts, kept, strict=True):
+        gain -= bill(shapes, shape, standings)
         stays = _stays(by_number[number], shape) if number is not None else set()
         for turn in shape.turns:
             if turn.name in stays:
                 continue
-            standing = next(each for each in standings if each.job.name == turn.name)
+            standing = standings[turn.name]
             lost = moving_seconds(standing)
             if shape.slowdown(turn.name) > (standing.allowed - lost) / max(standing.left, 1e-9):
                 return None
-            cost += lost / 3600 * shape.price
-    hours = sum(each.left for each in standings) / len(standings) / 3600
-    gain = (before - price) * min(HORIZON, hours) - cost
+            gain -= lost / 3600 * shape.price / len(shape.turns)
     if gain <= 0:
         return None
     numbers = tuple(group.number for group in groups)
-    jobs = tuple(each.job.name for each in standings)
-    return gain, Regrouping(numbers, jobs, tuple(parts), tuple(kept), before - price)
+    saved = sum(group.shape.price for group in groups) - sum(shape.price for shape in parts)
+    return gain, Regrouping(numbers, tuple(standings), tuple(parts), tuple(kept), saved)
+
+
+def bill(shapes: Shapes, shape: Shape, standings: Mapping[str, Standing]) -> float:
+    """Dollars that a group will cost until all of its jobs are done, if nobody else comes.
+
+    As jobs end one after the other, nodes are given back and the rest waits less. What is left to do beyond the
+    horizon is paid for as work is on the mean, where plans tell how much that is; worst cases do not.
+    """
+    left = {turn.name: standings[turn.name].left / 3600 for turn in shape.turns}
+    dollars, hours = 0.0, HORIZON
+    while True:
+        pace = {t.name: s / t.alone for t, s in zip(shape.turns, shape.verdict.seconds, strict=True)}
+        span = min(hours, min(left[name] * pace[name] for name in left))
+        dollars += shape.price * span
+        hours -= span
+        left = {name: each - span / pace[name] for name, each in left.items()}
+        ended = {name for name, each in left.items() if each <= 1e-6}
+        left = {name: each for name, each in left.items() if name not in ended}
+        if not left or hours <= 0:
+            rest = {} if shapes.surely else left
+            return dollars + sum(shapes.worth(standings[name]) * each for name, each in rest.items())
+        fewer = shapes.without(shape, standings, ended, forced=True)
+        assert fewer is not None
+        shape = fewer
 
 
 def _affordable(nodes: Nodes, groups: Sequence[Group], parts: Sequence[Shape]) -> bool:

@@ -5,6 +5,9 @@
     fail      jobs of a broken node are placed anew, from their last step
     measured  a job whose phases take longer or shorter than planned; its group is judged anew
 
+Where nodes are few, jobs wait; who comes later overtakes only so often. A job that finds no room otherwise gets nodes
+from jobs of lower priority, which wait again.
+
 Pure: no clock, no I/O; the same calls give the same decisions.
 """
 
@@ -22,6 +25,7 @@ from jigsawrl.cluster.placing import Place, cheapest
 from jigsawrl.cluster.pools import Cluster
 from jigsawrl.cluster.regroup import Effort, Regrouping, better, moving_seconds
 from jigsawrl.cluster.shapes import Shape, Shapes, Standing
+from jigsawrl.cluster.waiting import goes_before, held_back, outranked
 
 LARGEST = 5
 """Jobs in a group; the paper finds nothing in more."""
@@ -39,6 +43,8 @@ class Changes:
     groups: frozenset[int]
     moved: frozenset[str]
     """Jobs that start cold on other nodes, from their last step."""
+    preempted: frozenset[str]
+    """Jobs that have left their nodes to others, and wait again; later they start cold, from their last step."""
 
 
 class Scheduler:
@@ -66,6 +72,8 @@ class Scheduler:
         """Numbers of groups up to here were given."""
         self._changed: set[int] = set()
         self._moved: set[str] = set()
+        self._preempted: set[str] = set()
+        self._came = 0
 
     @property
     def price(self) -> float:
@@ -78,14 +86,19 @@ class Scheduler:
 
     def changes(self) -> Changes:
         """Since this was last asked."""
-        found = Changes(frozenset(self._changed), frozenset(self._moved))
-        self._changed, self._moved = set(), set()
+        found = Changes(frozenset(self._changed), frozenset(self._moved), frozenset(self._preempted))
+        self._changed, self._moved, self._preempted = set(), set(), set()
         return found
 
     def arrive(self, job: Job, allowed: float | None = None) -> list[Decision]:
         """A new job; `allowed`: seconds until its deadline. The first decision is its own."""
         standing = self.shapes.standing(job, allowed)
-        return [self._admit(standing), *self._improved({self.home.get(job.name)})]
+        self._came += 1
+        standing.came = self._came
+        found = self._admit(standing)
+        if self._preempted:
+            found += self._admitted()
+        return [*found, *self._improved({self.home.get(job.name)})]
 
     def depart(self, name: str) -> list[Decision]:
         """A job that is done, or withdrawn."""
@@ -106,7 +119,8 @@ class Scheduler:
         standings = [group.standings[name] for name in hurt]
         self._without(group, hurt)
         self._moved |= hurt
-        return [self._admit(each) for each in sorted(standings, key=self._rank)]
+        ranked = sorted(standings, key=self._rank)
+        return [decision for each in ranked for decision in self._admit(each)]
 
     def repair(self, node: str) -> list[Decision]:
         """It can be rented again."""
@@ -140,38 +154,73 @@ class Scheduler:
         if kept is not None:
             self._become(group, kept, group.standings)
             return self._improved({group.number})
+        others = [each for each in self.groups.values() if each is not group]
         for standing in sorted(group.standings.values(), key=lambda each: each.job.name != name):
             rest = {each: s for each, s in group.standings.items() if each != standing.job.name}
-            if rest and self._shape_without(group, {standing.job.name}) is not None:
+            if rest and self.shapes.without(group.shape, rest, {standing.job.name}) is not None:
                 within = (standing.allowed - moving_seconds(standing)) / max(standing.left, 1e-9)
-                others = [each for each in self.groups.values() if each is not group]
                 place = cheapest(self.shapes, others, self.nodes, standing, within)
-                if place is None or place.shape.slowdown(standing.job.name) > within:
-                    continue
-                self._without(group, {standing.job.name})
-                self._moved.add(standing.job.name)
-                return [replace(self._settled(standing, place), how="moved")]
+                if place is not None and place.shape.slowdown(standing.job.name) <= within:
+                    return [self._leaves(group, standing, place)]
         forced = self._same(group, forced=True)
         assert forced is not None
+        standing = group.standings[name]
+        place = cheapest(self.shapes, others, self.nodes, standing)
+        if place is not None and len(group.standings) > 1:
+            elsewhere = place.shape.slowdown(name) * standing.left + moving_seconds(standing)
+            if elsewhere < forced.slowdown(name) * standing.left:  # late in any case, but less
+                return [self._leaves(group, standing, place)]
         self._become(group, forced, group.standings)
         return []
 
-    def _admit(self, standing: Standing) -> Decision:
-        place = self.choose(self, standing)
+    def _leaves(self, group: Group, standing: Standing, place: Place) -> Decision:
+        """A job goes to a place in another group."""
+        self._without(group, {standing.job.name})
+        self._moved.add(standing.job.name)
+        return replace(self._settled(standing, place), how="moved")
+
+    def _admit(self, standing: Standing) -> list[Decision]:
+        """Gives a job nodes, if need be those of less important ones; else it waits."""
+        name = standing.job.name
+        held = held_back(self.shapes, self.nodes, self.waiting.values(), standing)
+        place = None if held else self.choose(self, standing)
+        freed: list[Standing] = []
+        if place is None and not held:
+            freed = self._freed(standing)
+            place = self.choose(self, standing) if freed else None
         if place is None:
-            self.waiting[standing.job.name] = standing
-            return Decision(
-                standing.job.name, "waits", None, (), (), 0.0, None, "no room in any group, no free nodes"
-            )
-        return self._settled(standing, place)
+            self.waiting[name] = standing
+            why = "others wait for longer" if held else "no room in any group, no free nodes"
+            return [Decision(name, "waits", None, (), (), 0.0, None, why)]
+        self.waiting.pop(name, None)
+        for each in self.waiting.values():
+            each.overtaken += goes_before(each, standing)
+        standing.overtaken = 0
+        found = [self._settled(standing, place)]
+        for each in freed:
+            why = f"{name} is more important"
+            found.append(Decision(each.job.name, "preempted", None, (), (), 0.0, None, why))
+        return found
+
+    def _freed(self, standing: Standing) -> list[Standing]:
+        """Those that leave their nodes to a more important job, and wait again; nobody if that is no help."""
+        found: list[Standing] = []
+        for group in outranked(self.shapes, self.nodes, self.groups.values(), standing):
+            found += group.standings.values()
+            self._without(group, set(group.standings))
+        for each in found:
+            each.preempted += 1
+            self.waiting[each.job.name] = each
+            self._preempted.add(each.job.name)
+            self._moved.discard(each.job.name)
+        return found
 
     def _admitted(self) -> list[Decision]:
         """Those that waited and now have room: by priority, deadline, what their tenants have, and arrival."""
-        found = []
+        found: list[Decision] = []
         for standing in sorted(self.waiting.values(), key=self._rank):
-            if (place := self.choose(self, standing)) is not None:
-                del self.waiting[standing.job.name]
-                found.append(self._settled(standing, place))
+            if standing.job.name in self.waiting:
+                found += [each for each in self._admit(standing) if each.how != "waits"]
         return found
 
     def _rank(self, standing: Standing) -> tuple[float, float, float, float, str]:
@@ -191,6 +240,9 @@ class Scheduler:
     def _settled(self, standing: Standing, place: Place) -> Decision:
         """Puts a job where it was decided."""
         name = standing.job.name
+        if name in self._preempted:
+            self._preempted.remove(name)
+            self._moved.add(name)
         group = self._founded(place.shape) if place.group is None else place.group
         beside = list(group.standings)
         self._become(group, place.shape, {**group.standings, name: standing})
@@ -247,23 +299,6 @@ class Scheduler:
             shape.pair, shape.training_nodes, shape.rollout_nodes, standings, shape.places, forced
         )
 
-    def _shape_without(self, group: Group, names: set[str], forced: bool = False) -> Shape | None:
-        """The others on the nodes they have; rollout nodes that nobody uses are left out."""
-        shape = group.shape
-        placed = zip(shape.turns, shape.places, strict=True)
-        stay = {turn.name: nodes for turn, nodes in placed if turn.name not in names}
-        used = sorted({node for nodes in stay.values() for node in nodes})
-        count = shape.training_nodes if shape.shared else len(used)
-        number = {node: node if shape.shared else place for place, node in enumerate(used)}
-        return self.shapes.judge(
-            shape.pair,
-            shape.training_nodes,
-            count,
-            [group.standings[name] for name in stay],
-            [tuple(number[node] for node in nodes) for nodes in stay.values()],
-            forced,
-        )
-
     def _without(self, group: Group, names: set[str]) -> None:
         """Takes jobs out of a group; the last one takes the group with it."""
         for name in names:
@@ -272,7 +307,7 @@ class Scheduler:
         if not rest:
             self._dissolve(group)
             return
-        shape = self._shape_without(group, names, forced=True)
+        shape = self.shapes.without(group.shape, rest, names, forced=True)
         assert shape is not None
         self._become(group, shape, rest)
 

@@ -1,19 +1,21 @@
 """Groups as they could be: some jobs on so many nodes of two pools, judged by memory, promises and price.
 
-Planning is conservative: with every response at the token limit (`level` 1), as the paper has it, or with phases at a
-quantile of what they were seen to take, against a typical step alone.
+Planning is conservative: with every response at the token limit (`level` 1), as the paper has it, and the most that
+jobs can wait for each other; or with phases at a quantile of what they were seen to take and the waits that are
+likely, against a typical step alone. Then it is also known how fast a group goes on, and what that is worth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, combinations
 from itertools import count as numbers
+from itertools import islice
 
 from jigsawrl.cluster.jobs import Job
 from jigsawrl.cluster.pools import Cluster, Pair
-from jigsawrl.cluster.rounds import SLACK, Places, Turn, Verdict, judged, keeps
+from jigsawrl.cluster.rounds import SLACK, Places, Turn, Verdict, judged, keeps, lateness, likely
+from jigsawrl.cluster.seats import apart, seatings
 
 START_STEPS = 3
 """Steps' worth of its promise that a job keeps back for the waits when it, or another, enters or leaves a group."""
@@ -27,6 +29,10 @@ TIGHTER, LOOSER = 0.005, 0.04
 """Relative changes of a bound for which nothing is planned anew."""
 TAIL_SHARE = 0.25
 """Of a node that a rollout's tail stays on, while the next rollout starts on the rest."""
+EFFICIENCY = 2.0
+"""Dollars that a job costs alone for one that it costs in a group, on the mean: what is left to do is paid for so."""
+TRIED = 3
+"""Ways to put jobs onto so many nodes that are judged, where plans need not be the cheapest."""
 KEPT = 200_000
 """Judged sets of jobs that are remembered."""
 
@@ -51,6 +57,12 @@ class Standing:
     """Part of what is left that is kept back, where durations are not limits and may drift."""
     bound: float = 0.0
     """Slowdown that a group may be planned with. The promise is about the whole job: what it is ahead may be used."""
+    came: int = 0
+    """As the how manieth."""
+    overtaken: int = 0
+    """Jobs that came later, and got nodes while it waited."""
+    preempted: int = 0
+    """How often it had to leave its nodes to a job of higher priority."""
     version: int = 0
     """A number that no other standing has or had; another one whenever its bound or its durations change."""
 
@@ -76,6 +88,8 @@ class Shape:
     verdict: Verdict
     price: float
     """Dollars an hour."""
+    cost: float
+    """The price, less what the work is worth that gets done in an hour, where that is known."""
 
     @property
     def shared(self) -> bool:
@@ -101,13 +115,20 @@ class Shapes:
     """Jobs in a group, at most."""
     judged: int = 0
     """Sets of jobs that were judged, and not known."""
+    partitions: dict[tuple[int, ...], tuple[float, list[Shape]] | None] = field(default_factory=dict)
+    """The cheapest ones that were found, by the jobs' versions."""
     _kept: dict[tuple[int, ...], Shape | None] = field(default_factory=dict)
     _turns: dict[tuple[int, Pair, int, bool], Turn] = field(default_factory=dict)
 
     @property
+    def surely(self) -> bool:
+        """Whether plans are to hold in the worst case."""
+        return self.level >= 1
+
+    @property
     def alone_level(self) -> float:
         """A job is planned to take what it takes at the quantile, against what it typically takes alone."""
-        return 1.0 if self.level >= 1 else 0.5
+        return 1.0 if self.surely else 0.5
 
     def standing(self, job: Job, allowed: float | None = None) -> Standing:
         """As it stands at its arrival. A deadline, in so many seconds, may allow less than its SLO."""
@@ -115,7 +136,7 @@ class Shapes:
         left = alone * job.steps
         most = left * job.max_slowdown
         seconds = most if allowed is None else min(most, allowed)
-        standing = Standing(job, pair, alone, left, seconds, 0.0 if self.level >= 1 else RESERVE)
+        standing = Standing(job, pair, alone, left, seconds, 0.0 if self.surely else RESERVE)
         standing.bind()
         return standing
 
@@ -135,6 +156,10 @@ class Shapes:
             training if pair[0] == pair[1] else training + rollout_nodes * self.cluster.pools[pair[0]].price
         )
 
+    def worth(self, standing: Standing) -> float:
+        """Dollars that an hour of its work alone will have cost in the end."""
+        return self.price(standing.pair, *widths(standing.job, standing.pair)) / EFFICIENCY
+
     def turn(self, standing: Standing, pair: Pair, training_nodes: int, shares: bool) -> Turn:
         """A job's planned phases in such a group; `shares`: with others."""
         key = standing.version, pair, training_nodes, shares
@@ -149,7 +174,7 @@ class Shapes:
         job = standing.job
         rollout, training = (each.at(self.level) for each in job.durations(*pair, training_nodes))
         warm = (job.warm_rollout, job.warm_training) if shares else (0.0, 0.0)
-        tail = 0.0 if self.level >= 1 or not shares else job.tail * (1 - TAIL_SHARE)
+        tail = 0.0 if self.surely or not shares else job.tail * (1 - TAIL_SHARE)
         return Turn(
             job.name,
             rollout + warm[0],
@@ -195,12 +220,14 @@ class Shapes:
         """These jobs on these nodes, if memory holds them and all promises are kept (`forced`: or not kept)."""
         shares, shared = len(standings) > 1, pair[0] == pair[1]
         turns = tuple([self.turn(each, pair, training_nodes, shares) for each in standings])
-        if shares and not forced and not keeps(turns, places, shared):
+        if shares and self.surely and not forced and not keeps(turns, places, shared):
             return None
         if not self.holds(pair, training_nodes, [each.job for each in standings], places):
             return None
         if shares:
-            verdict = judged(turns, places, shared)
+            verdict = (judged if self.surely else likely)(turns, places, shared)
+            if not forced and lateness(turns, verdict) > 1 + 10 * SLACK:
+                return None
         else:
             alone = standings[0].job.durations(*pair, training_nodes)
             verdict = Verdict("as-ready", (sum(each.at(self.alone_level) for each in alone),))
@@ -208,7 +235,35 @@ class Shapes:
             if verdict.seconds[0] > most * (1 + SLACK) and not forced:
                 return None
         price = self.price(pair, rollout_nodes, training_nodes)
-        return Shape(pair, training_nodes, rollout_nodes, turns, tuple(places), verdict, price)
+        cost = price
+        if not self.surely:
+            for each, seconds in zip(standings, verdict.seconds, strict=True):
+                cost -= self.worth(each) * each.alone / seconds
+        return Shape(pair, training_nodes, rollout_nodes, turns, tuple(places), verdict, price, cost)
+
+    def _kept_by(self, turns: Sequence[Turn], places: Places, shared: bool) -> bool:
+        """Whether all of them keep their limits."""
+        if self.surely:
+            return keeps(turns, places, shared)
+        return lateness(turns, likely(turns, places, shared)) <= 1 + 10 * SLACK
+
+    def without(
+        self, shape: Shape, standings: Mapping[str, Standing], names: Container[str], forced: bool = False
+    ) -> Shape | None:
+        """The others on the nodes they have; rollout nodes that nobody uses are left out."""
+        placed = zip(shape.turns, shape.places, strict=True)
+        stay = {turn.name: nodes for turn, nodes in placed if turn.name not in names}
+        used = sorted({node for nodes in stay.values() for node in nodes})
+        count = shape.training_nodes if shape.shared else len(used)
+        number = {node: node if shape.shared else place for place, node in enumerate(used)}
+        return self.judge(
+            shape.pair,
+            shape.training_nodes,
+            count,
+            [standings[name] for name in stay],
+            [tuple(number[node] for node in nodes) for nodes in stay.values()],
+            forced,
+        )
 
     def best(self, standings: Sequence[Standing]) -> Shape | None:
         """The cheapest group of just these jobs; None where there is none."""
@@ -231,42 +286,38 @@ class Shapes:
             pairs = [pair for pair in pairs if pair in self.pairs(each.job)]
         for pair in pairs:
             for training_nodes in sorted({widths(each.job, pair)[1] for each in standings}):
-                most = found.price if found else float("inf")
-                shape = self._narrowest(standings, pair, training_nodes, most)
-                found = shape or found
+                most = found.cost if found else float("inf")
+                found = self._fitting(standings, pair, training_nodes, most) or found
         return found
 
-    def _narrowest(
+    def _fitting(
         self, standings: Sequence[Standing], pair: Pair, training_nodes: int, below: float
     ) -> Shape | None:
-        """With the fewest rollout nodes, for less than a price."""
+        """With as many rollout nodes as cost least, for less than that."""
         turns = [self.turn(each, pair, training_nodes, True) for each in standings]
         if sum([each.training / each.limit for each in turns]) > 1 + SLACK:
             return None
         if any(each.step > each.limit * (1 + SLACK) for each in turns):
             return None
         shared = pair[0] == pair[1]
-        widest = max([each.job.rollout_nodes for each in standings])
-        most = training_nodes if shared else sum([each.job.rollout_nodes for each in standings])
-        parts = [each.hold / each.limit for each in turns]
-        booked = sum([part * each.job.rollout_nodes for part, each in zip(parts, standings, strict=True)])
         needs = [each.job.rollout_nodes for each in standings]
-        if not shared and not keeps(turns, _apart(needs), shared):
+        most = training_nodes if shared else sum(needs)
+        parts = [each.hold / each.limit for each in turns]
+        booked = sum([part * need for part, need in zip(parts, needs, strict=True)])
+        if not shared and not self._kept_by(turns, apart(needs), shared):
             return None  # not even with rollout nodes for everyone
-        for count in range(most if shared else max(widest, int(booked - 1e-6) + 1), most + 1):
-            if self.price(pair, count, training_nodes) >= below:
-                return None
-            for places in _assignments(needs, parts, count):
+        worth = 0.0 if self.surely else sum([self.worth(each) for each in standings])
+        found: Shape | None = None
+        for count in range(most if shared else max(*needs, int(booked - 1e-6) + 1), most + 1):
+            if self.price(pair, count, training_nodes) - worth >= below:
+                break
+            for places in islice(seatings(needs, parts, count), None if self.surely else TRIED):
                 shape = self.judge(pair, training_nodes, count, standings, places)
                 if shape is not None:
-                    return shape
-        return None
-
-
-def _apart(needs: Sequence[int]) -> list[tuple[int, ...]]:
-    """Everyone on nodes of its own."""
-    ends = list(accumulate(needs))
-    return [tuple(range(end - need, end)) for need, end in zip(needs, ends, strict=True)]
+                    if shape.cost < below:
+                        found, below = shape, shape.cost
+                    break
+        return found
 
 
 def widths(job: Job, pair: Pair) -> tuple[int, int]:
@@ -275,31 +326,3 @@ def widths(job: Job, pair: Pair) -> tuple[int, int]:
         both = max(job.rollout_nodes, job.training_nodes)
         return both, both
     return job.rollout_nodes, job.training_nodes
-
-
-def _assignments(
-    needs: Sequence[int], parts: Sequence[float], count: int
-) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Ways to put jobs onto rollout nodes that are not busy for more than all of the time; each way once."""
-    busy = [0.0] * count
-
-    def place(number: int, used: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-        if number == len(needs):
-            if used == count:
-                yield ()
-            return
-        need, part = needs[number], parts[number]
-        for nodes in combinations(range(min(count, used + need)), need):
-            fresh = [node for node in nodes if node >= used]
-            if fresh != list(range(used, used + len(fresh))):
-                continue  # the same but for the names of nodes
-            if any(busy[node] + part > 1 + SLACK for node in nodes):
-                continue
-            for node in nodes:
-                busy[node] += part
-            for rest in place(number + 1, used + len(fresh)):
-                yield (nodes, *rest)
-            for node in nodes:
-                busy[node] -= part
-
-    yield from place(0, 0)

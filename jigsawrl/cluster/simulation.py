@@ -1,8 +1,8 @@
 """A cluster over time: jobs come, run phase by phase under the permits of their groups, and go; nodes cost.
 
-Durations are drawn for each job and step, so that every scheduler sees the same ones. A job that is moved, or whose
-node breaks, loses the step it was in and starts cold. Every `LOOK` steps a job's typical durations are held against
-those it was planned with; if they have drifted, the scheduler is told.
+Durations are drawn for each job and step, so that every scheduler sees the same ones. A job that is moved or
+preempted, or whose node breaks, loses the step it was in and starts cold. Every `LOOK` steps a job's typical
+durations are held against those it was planned with; if they have drifted, the scheduler is told.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,6 +25,8 @@ from jigsawrl.cluster.shapes import TAIL_SHARE
 
 LOOK = 8
 """Steps after which durations are looked at."""
+LATE = 2
+"""Steps after which it is looked whether a job falls behind its promise."""
 RECENT = 4 * LOOK
 """Steps by which it is seen what a job takes of the limits it was planned with."""
 DRIFTED = 0.05
@@ -56,6 +58,7 @@ class Record:
     """What it would have taken alone with every response at the token limit."""
     steps: int = 0
     moves: int = 0
+    preempted: int = 0
     waited: float = 0.0
     """For nodes, before it started."""
 
@@ -239,10 +242,11 @@ class ClusterSimulation:
         self.decisions += decisions
         changes = self.scheduler.changes()
         started = []
-        for name in changes.moved:
+        for name in changes.moved | changes.preempted:
             if name in self._where:
                 self._permits[self._where.pop(name)].leave(name)
-                self._running[name].record.moves += 1
+                self._running[name].record.moves += name in changes.moved
+                self._running[name].record.preempted += name in changes.preempted
                 self._void(name)
         for number in changes.groups:
             group = self.scheduler.groups.get(number)
@@ -354,34 +358,35 @@ class ClusterSimulation:
             self._stand()
             self._decided(self.scheduler.depart(name))
             return True
-        if self.follow and record.steps % LOOK == 0:
-            return self._look(name, running)
+        if not self.follow:
+            return False
+        if record.steps % LOOK == 0 and (grown := self._drifted(name, running)) is not None:
+            running.told = grown
+            self._stand()
+            return self._heard(name, lambda: self.scheduler.measured(name, job.grown(grown, grown)))
+        if record.steps % LATE == 0:
+            self._stand()
+            group = self.scheduler.groups[self._where[name]]
+            late = group.shape.slowdown(name) > self.scheduler.standing(name).bound * 1.005
+            if late and len(group.standings) > 1:
+                return self._heard(name, lambda: self.scheduler.relieve(name))
         return False
 
-    def _look(self, name: str, running: _Running) -> bool:
-        """Tells the scheduler of drift, and of a job that falls behind; whether the job was moved."""
+    def _drifted(self, name: str, running: _Running) -> float | None:
+        """How much longer its phases have become, if that is worth a word."""
         job = running.record.job
-        epoch = running.epoch
         seen = sum(running.seen[-LOOK:]) / LOOK
         phases = job.durations(*self.scheduler.standing(name).pair, job.training_nodes)
-        usual = sum(each.typical * math.exp(each.spread**2 / 2) for each in phases)
-        grown = seen / usual
+        grown = seen / sum(each.typical * math.exp(each.spread**2 / 2) for each in phases)
         noise = max(each.spread for each in phases) / math.sqrt(LOOK)
-        drifted = abs(grown / running.told - 1) > max(DRIFTED, 2 * noise)
-        if drifted:
-            running.told = grown
-        self._stand()
-        standing = self.scheduler.standing(name)
-        group = self.scheduler.groups[self._where[name]]
-        if drifted:
-            self._permits[self._where[name]].ask(name, "rollout")
-            self._decided(self.scheduler.measured(name, job.grown(grown, grown)))
-        elif len(group.standings) > 1 and group.shape.slowdown(name) > standing.bound * 1.005:
-            self._permits[self._where[name]].ask(name, "rollout")
-            self._decided(self.scheduler.relieve(name))
-        else:
-            return False
-        return running.epoch != epoch or name not in self._permits[self._where[name]].waiting
+        return grown if abs(grown / running.told - 1) > max(DRIFTED, 2 * noise) else None
+
+    def _heard(self, name: str, decide: Callable[[], Sequence[Decision]]) -> bool:
+        """A decision about a job between two of its steps; whether it was moved."""
+        epoch = self._running[name].epoch
+        self._permits[self._where[name]].ask(name, "rollout")
+        self._decided(decide())
+        return self._running[name].epoch != epoch or name not in self._permits[self._where[name]].waiting
 
     def _count_nodes(self) -> None:
         self._nodes = {}

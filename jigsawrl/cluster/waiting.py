@@ -1,0 +1,74 @@
+"""Who waits for nodes: nobody for ever because of those that came later, nor while less important jobs have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from jigsawrl.cluster.groups import Group
+from jigsawrl.cluster.nodes import Nodes
+from jigsawrl.cluster.shapes import Shape, Shapes, Standing
+
+OVERTAKINGS = 8
+"""Of a waiting job; then all that came later wait until it has nodes."""
+PREEMPTIONS = 2
+"""Of a job, at most."""
+
+
+def goes_before(one: Standing, other: Standing) -> bool:
+    """Whether the other one overtakes if it gets nodes first."""
+    return one.came < other.came and one.job.priority >= other.job.priority
+
+
+def held_back(shapes: Shapes, nodes: Nodes, waiting: Iterable[Standing], standing: Standing) -> bool:
+    """Whether someone who goes before was overtaken often enough, and waits for nodes that there are."""
+    return any(
+        each.overtaken >= OVERTAKINGS
+        and goes_before(each, standing)
+        and any(
+            all(nodes.most(pool) >= count for pool, count in _wanted(shape).items())
+            for shape in shapes.isolated(each)
+        )
+        for each in waiting
+    )
+
+
+def outranked(shapes: Shapes, nodes: Nodes, groups: Iterable[Group], standing: Standing) -> Sequence[Group]:
+    """Groups of less important jobs whose nodes make room for this one; none is among them that is not needed.
+
+    A group keeps its nodes if anyone in it is as important, or was preempted often enough. Of the others, those keep
+    them first that are more important, then those that came first.
+    """
+    less = [group for group in groups if all(_yields(each, standing) for each in group.standings.values())]
+    less.sort(
+        key=lambda group: (
+            -max(each.job.priority for each in group.standings.values()),
+            min(each.came for each in group.standings.values()),
+        )
+    )
+    for shape in shapes.isolated(standing):
+        taken = less
+        if not _enough(shape, nodes, taken):
+            continue
+        for group in less:
+            fewer = [each for each in taken if each is not group]
+            if _enough(shape, nodes, fewer):
+                taken = fewer
+        return taken
+    return ()
+
+
+def _yields(one: Standing, other: Standing) -> bool:
+    return one.job.priority < other.job.priority and one.preempted < PREEMPTIONS
+
+
+def _enough(shape: Shape, nodes: Nodes, groups: Sequence[Group]) -> bool:
+    """Whether there are as many nodes, with those of some groups."""
+    return all(
+        nodes.left(pool) + sum(_wanted(each.shape).get(pool, 0) for each in groups) >= count
+        for pool, count in _wanted(shape).items()
+    )
+
+
+def _wanted(shape: Shape) -> dict[str, int]:
+    """Nodes of each pool."""
+    return {shape.pair[0]: shape.rollout_nodes, shape.pair[1]: shape.training_nodes}
