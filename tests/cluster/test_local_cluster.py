@@ -126,3 +126,21 @@ def test_jobs_with_rollout_nodes_of_their_own_wait_for_broken_ones_and_no_step_i
         name: ("cancelled", count) for name, count in steps.items()
     }
     assert sorted((cluster.out / "runs").iterdir()) == runs
+
+
+def test_a_job_makes_room_for_a_more_important_one_and_goes_on_where_it_was(cluster: LocalCluster) -> None:
+    cluster.make()
+    cluster.submit("a", **SLOW_ROLLOUTS, steps=5000, checkpoint={"every": 5000})
+    cluster.start()
+    cluster.wait_for_step("a", 1)
+    file = cluster.write_job("urgent", steps=1).name
+    cluster.jigsaw("submit", "cluster", file, "--priority", "1", "--max-slowdown", "1")
+    cluster.wait_for(lambda: cluster.states()["urgent"] == "finished", "the important one")
+    before = cluster.saved("a")
+    cluster.wait_for_step("a", before + 1)
+    cluster.signal(signal.SIGINT)
+    assert cluster.end() == 0
+    made = [step for run in (1, 3) for step in cluster.steps(run, "a", "step")]
+    assert made == list(range(1, cluster.metrics("a") + 1))
+    kinds = [event["kind"] for event in Ledger(cluster.out).events() if event["job"] == "a"]
+    assert kinds.count("preempted") == 1
