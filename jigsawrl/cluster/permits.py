@@ -43,16 +43,24 @@ class Permits:
     """Jobs whose rollout goes on beside the next one's."""
 
     def seated(self, order: Order, seats: Mapping[str, tuple[Nodes, Nodes]]) -> None:
-        """Takes these jobs and nodes; who runs or waits goes on doing so, who is not among them is gone."""
+        """Takes these jobs and nodes; who runs or waits goes on doing so, who is not among them is gone.
+
+        Rounds go on: however often this is called, whose turn it is does not change. Newcomers join the round that is trained.
+        """
+        known = self.seats if order == self.order == "round-robin" else {}
+        latest = max((known[name].rounds["training"] for name in seats if name in known), default=0)
         self.order = order
-        self.seats = {name: Seat(*nodes, place) for place, (name, nodes) in enumerate(seats.items())}
         self.waiting = {name: phase for name, phase in self.waiting.items() if name in seats}
         self.running = {name: phase for name, phase in self.running.items() if name in seats}
         self.tails &= seats.keys()
         begun = self.tails | {name for name, phase in self.waiting.items() if phase == "training"}
         begun |= {name for name, phase in self.running.items() if phase == "rollout"}
-        for name in begun:  # their rollout of the first round
-            self.seats[name].rounds["rollout"] = 1
+        self.seats = {name: Seat(*nodes, place) for place, (name, nodes) in enumerate(seats.items())}
+        for name, seat in self.seats.items():
+            if name in known:
+                seat.rounds = known[name].rounds
+            else:  # who has begun has had its rollout of this round
+                seat.rounds = {"rollout": latest + (name in begun), "training": latest}
 
     def ask(self, name: str, phase: Phase) -> None:
         self.waiting[name] = phase

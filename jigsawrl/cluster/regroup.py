@@ -214,8 +214,8 @@ def _regrouped(shapes: Shapes, nodes: Nodes, groups: Sequence[Group]) -> tuple[f
                 continue
             standing = standings[turn.name]
             lost = moving_seconds(standing)
-            if shape.slowdown(turn.name) > (standing.allowed - lost) / max(standing.left, 1e-9):
-                return None
+            if max(1.0, shape.slowdown(turn.name)) > standing.bound_after(lost):
+                return None  # at least alone it keeps its promise, whatever becomes of the group
             gain -= lost / 3600 * shape.price / len(shape.turns)
     if gain <= 0:
         return None

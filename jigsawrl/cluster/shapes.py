@@ -66,10 +66,14 @@ class Standing:
     version: int = 0
     """A number that no other standing has or had; another one whenever its bound or its durations change."""
 
+    def bound_after(self, lost: float) -> float:
+        """The slowdown that it may be planned with once it has lost so many seconds."""
+        spare = self.allowed - lost - START_STEPS * self.alone - self.reserve * self.left
+        return spare / max(self.left, 1e-9)
+
     def bind(self) -> None:
         """Follows what is left and allowed, if that changes the bound by more than a little."""
-        spare = self.allowed - START_STEPS * self.alone - self.reserve * self.left
-        bound = min(max(LEAST_BOUND, spare / max(self.left, 1e-9)), MOST_BOUND)
+        bound = min(max(LEAST_BOUND, self.bound_after(0.0)), MOST_BOUND)
         if self.bound and -TIGHTER < bound / self.bound - 1 < LOOSER:
             return
         self.bound, self.version = bound, next(_VERSIONS)

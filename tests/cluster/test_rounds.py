@@ -181,3 +181,30 @@ def test_rounds_go_on_when_someone_joins_in_the_middle():
     assert permits.granted() == []
     permits.release("b")
     assert permits.granted() == [("c", "rollout")]
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=30, max_size=30), st.sets(st.integers(0, 200)))
+def test_whose_turn_it_is_does_not_depend_on_how_often_the_same_seats_are_given(
+    ends: list[str], moments: set[int]
+) -> None:
+    """Whoever is ready goes on at once; the phases that run end in any order."""
+    node = (frozenset({"r"}), frozenset({"t"}))
+    seats = dict.fromkeys("abc", node)
+
+    def granted(reseated: set[int]) -> list[tuple[str, str]]:
+        permits, log = Permits(), []
+        permits.seated("round-robin", seats)
+        for name in seats:
+            permits.ask(name, "rollout")
+        log += permits.granted()
+        for moment, wish in enumerate(ends):
+            if moment in reseated:
+                permits.seated("round-robin", seats)
+            name = wish if wish in permits.running else min(permits.running)
+            phase = permits.running[name]
+            permits.release(name)
+            permits.ask(name, "training" if phase == "rollout" else "rollout")
+            log += permits.granted()
+        return log
+
+    assert granted(moments) == granted(set())
