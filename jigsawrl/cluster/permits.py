@@ -45,7 +45,8 @@ class Permits:
     def seated(self, order: Order, seats: Mapping[str, tuple[Nodes, Nodes]]) -> None:
         """Takes these jobs and nodes; who runs or waits goes on doing so, who is not among them is gone.
 
-        Rounds go on: however often this is called, whose turn it is does not change. Newcomers join the round that is trained.
+        Rounds go on: however often this is called, whose turn it is does not change. Newcomers join the round that is
+        being trained.
         """
         known = self.seats if order == self.order == "round-robin" else {}
         latest = max((known[name].rounds["training"] for name in seats if name in known), default=0)

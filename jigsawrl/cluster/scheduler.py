@@ -391,8 +391,8 @@ class Scheduler:
 
 
 def by_price(scheduler: Scheduler, standing: Standing) -> Place | None:
-    """Where it adds least. Who could not keep its promise alone after a move starts alone, if there are nodes: a group
-    in which it is faster than that may not last."""
+    """Where it adds least. Who could not keep its promise alone after a move starts alone, if there are nodes: a
+    group in which it is faster than that may not last."""
     groups = scheduler.groups.values()
     place = cheapest(scheduler.shapes, () if standing.bound < 1 else groups, scheduler.nodes, standing)
     return place or cheapest(scheduler.shapes, groups, scheduler.nodes, standing)
