@@ -21,7 +21,7 @@ NEIGHBOURS = 24
 """Other groups that are tried, those with most room first."""
 CLOSEST = 12
 """Of these, in twos."""
-EFFORT = 550
+EFFORT = 450
 """A decision takes some 50 ms with it, however many jobs there are."""
 HORIZON = 12.0
 """Hours that are looked ahead, at most: by then others have come and gone."""
