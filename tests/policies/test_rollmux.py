@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from itertools import combinations
 from statistics import fmean
+from typing import Any
 
 import pytest
 from graph.planning import WORKER, job
@@ -103,11 +104,11 @@ def test_a_phase_is_not_made_to_wait_for_more_than_a_step_of_everyone_else_and_t
         assert max(waits) <= 2 * (sum(steps.values()) - step) * 1.1
 
 
-def course(name: str, rollout: float, training: float, **more: object) -> Course:
+def course(name: str, rollout: float, training: float, **more: Any) -> Course:
     seconds: dict[Phase, float] = {"rollout": rollout, "training": training}
     workers: dict[Phase, int] = {"rollout": 1, "training": 2}
     made = Course(name, ord(name), seconds, workers, "rollout", 4, None, 0, 0.0, {}, float("inf"))
-    return replace(made, **more)  # type: ignore[arg-type]
+    return replace(made, **more)
 
 
 def test_the_one_with_most_work_goes_first_where_it_would_be_left_alone_at_the_end() -> None:
