@@ -23,7 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from jigsawrl.engine.cuda.linear import DEPENDENT, LAUNCH, Beside
 from jigsawrl.engine.cuda.shrink import COLUMNS, ROWS, pieces, prefetch_a, shrink_tile
-from jigsawrl.engine.cuda.tilings import MOST_ROWS
+from jigsawrl.engine.cuda.tilings import MOST_ADAPTED_ROWS, TALLEST, rows_in_bands
 from jigsawrl.engine.mixed import Adapters
 from jigsawrl.model.lora import Lora
 
@@ -262,7 +262,8 @@ class AdapterScratch:
     def of(cls, stack: Stack, slots: int) -> AdapterScratch:
         everything = stack.matrices.values()
         width = max(matrices.width for matrices in everything)
-        tiles = max(PROGRAMS, width // stack.rank * (MOST_ROWS // ROWS))
+        rows = rows_in_bands(min(slots, MOST_ADAPTED_ROWS))
+        tiles = max(PROGRAMS, width // stack.rank * triton.cdiv(rows, ROWS))
         cuts = max(pieces(matrices.a.shape[1]) for matrices in everything)
         device = next(iter(everything)).a.device
         return cls(
@@ -322,7 +323,7 @@ def shrink(x: Tensor, adapters: Beside, count: int) -> None:
 def expand(y: Tensor, adapters: Beside, count: int) -> None:
     """Launches the second product, onto what is in y."""
     outputs, ranks = adapters.b.shape
-    expand_kernel[(triton.cdiv(outputs, TILE), triton.cdiv(count, MOST_ROWS))](
+    expand_kernel[(triton.cdiv(outputs, TILE), triton.cdiv(count, TALLEST))](
         adapters.low,
         adapters.b,
         y,
@@ -333,7 +334,7 @@ def expand(y: Tensor, adapters: Beside, count: int) -> None:
         PARTS=len(adapters.parts),
         FIRST=adapters.ends[0],
         SECOND=adapters.ends[1],
-        BM=MOST_ROWS,
+        BM=TALLEST,
         BN=TILE,
         PDL=DEPENDENT,
         num_warps=4,
@@ -345,7 +346,7 @@ def expand(y: Tensor, adapters: Beside, count: int) -> None:
 def expand_swiglu(gate_up: Tensor, out: Tensor, adapters: Beside, count: int) -> None:
     """Launches the second product and the gate, from what is in gate_up."""
     inner, ranks = out.shape[1], adapters.b.shape[1]
-    expand_swiglu_kernel[(triton.cdiv(inner, GATE_TILE), triton.cdiv(count, MOST_ROWS))](
+    expand_swiglu_kernel[(triton.cdiv(inner, GATE_TILE), triton.cdiv(count, TALLEST))](
         adapters.low,
         adapters.b,
         gate_up,
@@ -354,7 +355,7 @@ def expand_swiglu(gate_up: Tensor, out: Tensor, adapters: Beside, count: int) ->
         inner,
         RANKS=ranks,
         CHUNK=adapters.chunk,
-        BM=MOST_ROWS,
+        BM=TALLEST,
         BN=GATE_TILE,
         PDL=DEPENDENT,
         num_warps=4,

@@ -29,7 +29,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from jigsawrl.engine.cuda.prefetch import prefetch_l2
-from jigsawrl.engine.cuda.shrink import COLUMNS, pieces, prefetch_a, shrink_tile
+from jigsawrl.engine.cuda.shrink import COLUMNS, MANY_ROWS, pieces, prefetch_a, shrink_tile
 from jigsawrl.engine.cuda.shrink import ROWS as LOW_ROWS
 from jigsawrl.engine.cuda.tilings import HEAD, PLAIN, RESIDUAL, SWIGLU, Tiling, rows_padded
 
@@ -40,7 +40,7 @@ _PLAIN, _RESIDUAL = tl.constexpr(PLAIN), tl.constexpr(RESIDUAL)
 _SWIGLU, _HEAD = tl.constexpr(SWIGLU), tl.constexpr(HEAD)
 
 
-@triton.jit(do_not_specialize=["M", "norm_tiles", "flag"])
+@triton.jit(do_not_specialize=["M", "norm_tiles", "flag", "bands"])
 def linear_kernel(
     x,
     w,
@@ -67,6 +67,7 @@ def linear_kernel(
     flags,
     flag,
     eps,
+    bands,
     M,
     N,
     K,
@@ -93,12 +94,13 @@ def linear_kernel(
 ):
     if RANKS > 0:
         NARROW: tl.constexpr = PARTS * RANKS // RANK
-        TILES: tl.constexpr = NARROW * (BM // LOW_BM)
+        chunks = bands * BM // LOW_BM
+        narrow_tiles = NARROW * chunks
         number = tl.program_id(0)
-        if number < TILES * PIECES:
+        if number < narrow_tiles * PIECES:
             column = number % NARROW
-            chunk = number // NARROW % (BM // LOW_BM)
-            piece = number // TILES
+            chunk = number // NARROW % chunks
+            piece = number // narrow_tiles
             if PDL:
                 if EPILOGUE != _PLAIN:
                     gdc_launch_dependents()
@@ -111,13 +113,15 @@ def linear_kernel(
                 M, K, PARTS * RANKS, RANKS // RANK, RANK, LOW_BM, LOW_BK, PIECES, True,
             )  # fmt: skip
             return
-        number -= TILES * PIECES
-        tile = number % tl.cdiv(N, REACH)
-        part = number // tl.cdiv(N, REACH)
+        number -= narrow_tiles * PIECES
     else:
-        tile = tl.program_id(0)
-        part = tl.program_id(1)
-    m = tl.arange(0, BM)
+        number = tl.program_id(0)
+    # Bands of rows are neighbours, so that what one reads of w the others find in L2.
+    place = number % (bands * tl.cdiv(N, REACH))
+    part = number // (bands * tl.cdiv(N, REACH))
+    tile = place // bands
+    j = tl.arange(0, BM)
+    m = place % bands * BM + j
     i = tl.arange(0, BN)
     k = tl.arange(0, BK)
     if EPILOGUE == _SWIGLU:  # half of a tile are rows of the gate, half the same rows of up
@@ -175,7 +179,7 @@ def linear_kernel(
     if RANKS > 0:  # noqa: SIM102 - one is known when this is compiled, the other is not
         # The second half: some further columns of K, and where K is cut in parts, one more part.
         if part == PARTS_OF_K - 1:
-            while tl.atomic_add(flags + flag, 0, sem="acquire") < TILES:
+            while tl.atomic_add(flags + flag, 0, sem="acquire") < narrow_tiles:
                 pass
             c = tl.arange(0, CHUNK)
             kind = (line >= FIRST).to(tl.int32) + (line >= SECOND).to(tl.int32)
@@ -199,17 +203,17 @@ def linear_kernel(
                         acc = tl.dot(high, tl.trans(lows), acc) if SWAP else tl.dot(lows, tl.trans(high), acc)
 
     if PARTS_OF_K > 1:
-        place = i[:, None] * BM + m[None, :] if SWAP else m[:, None] * BN + i[None, :]
-        mine = partials + tile * PARTS_OF_K * BM * BN + place
+        corner = i[:, None] * BM + j[None, :] if SWAP else j[:, None] * BN + i[None, :]
+        mine = partials + place * PARTS_OF_K * BM * BN + corner
         tl.store(mine + part * BM * BN, acc)
         tl.debug_barrier()
-        arrived = tl.atomic_add(counters + tile, 1, sem="acq_rel")
+        arrived = tl.atomic_add(counters + place, 1, sem="acq_rel")
         if arrived != PARTS_OF_K - 1:
             return
         acc = tl.load(mine, cache_modifier=".cg")
         for other in tl.static_range(1, PARTS_OF_K):
             acc += tl.load(mine + other * BM * BN, cache_modifier=".cg")
-        tl.store(counters + tile, 0)
+        tl.store(counters + place, 0)
 
     if SWAP:
         acc = tl.trans(acc)
@@ -220,9 +224,9 @@ def linear_kernel(
         gate = gate.to(tl.bfloat16).to(tl.float32)
         up = up.to(tl.bfloat16).to(tl.float32)
         opened = (gate / (1.0 + tl.exp(-gate))).to(tl.bfloat16).to(tl.float32)
-        j = tl.arange(0, HALF)
-        column = tile * REACH + j
-        within = there[:, None] & ((j < REACH) & (column < N))[None, :]
+        half = tl.arange(0, HALF)
+        column = tile * REACH + half
+        within = there[:, None] & ((half < REACH) & (column < N))[None, :]
         tl.store(out + m[:, None] * N + column[None, :], (opened * up).to(tl.bfloat16), mask=within)
     else:
         inside = there[:, None] & ours[None, :]
@@ -278,13 +282,14 @@ def linear(
         outputs, block = outputs // 2, 2 * block
     tiles = triton.cdiv(outputs, how.reach)
     rows_in = max(rows_padded(count), 8 if how.swap else 16)
-    low_rows, cuts = min(rows_in, LOW_ROWS), pieces(inputs)
-    grid = (tiles, how.split)
+    bands = triton.cdiv(count, rows_in)
+    low_rows, cuts = min(rows_in, LOW_ROWS if bands == 1 else MANY_ROWS), pieces(inputs)
+    programs = bands * tiles * how.split
     if adapters is not None:
         rows = adapters.rows
-        narrow = adapters.columns * cuts * (rows_in // low_rows)
-        grid = (narrow + tiles * (how.split + 1 if how.split > 1 else 1),)
-    linear_kernel[grid](
+        narrow = adapters.columns * cuts * (bands * rows_in // low_rows)
+        programs = narrow + bands * tiles * (how.split + 1 if how.split > 1 else 1)
+    linear_kernel[(programs,)](
         x,
         w,
         w if bias is None else bias,
@@ -310,6 +315,7 @@ def linear(
         scratch.counters if adapters is None else adapters.flags,
         0 if adapters is None else adapters.index,
         eps,
+        bands,
         count,
         outputs,
         inputs,

@@ -21,6 +21,8 @@ REACH = 2048
 """Columns of K in a piece."""
 ROWS = 16
 """Of x, at most, that a program takes."""
+MANY_ROWS = 64
+"""Likewise where rows come in bands: by then there are programs enough."""
 
 
 def pieces(inputs: int) -> int:

@@ -25,10 +25,13 @@ from jigsawrl.engine.cuda.small import add_norm_kernel, begin_kernel, swiglu_ker
 from jigsawrl.engine.cuda.tilings import (
     HEAD,
     HEAD_TILE,
+    MOST_ADAPTED_HIDDEN,
+    MOST_ADAPTED_ROWS,
     MOST_ROWS,
     PLAIN,
     RESIDUAL,
     SWIGLU,
+    rows_in_bands,
     rows_padded,
     tiling,
     with_room,
@@ -73,6 +76,8 @@ class DecodeStep:
     def __init__(self, model: Transformer, cache: KVCache, rows: Rows, slots: int) -> None:
         spec, device = model.spec, model.device
         self.model, self.cache, self.rows = model, cache, rows
+        self.most_adapted = MOST_ADAPTED_ROWS if spec.hidden_size <= MOST_ADAPTED_HIDDEN else MOST_ROWS
+        """Slots up to which our own products are faster where there are adapters."""
         self.inputs = torch.full((slots,), rows.idle, dtype=torch.int32, device=device)
         """Each slot's row."""
         self.outputs = torch.zeros((2, slots), dtype=torch.int32, device=device)
@@ -95,7 +100,7 @@ class DecodeStep:
             squares=torch.zeros(-(-spec.hidden_size // 16), slots, **numbers),
             maxima=torch.zeros(head_tiles, slots, **numbers),
             sums=torch.zeros(head_tiles, slots, **numbers),
-            partials=torch.zeros(16 * MOST_ROWS * widest, **numbers),
+            partials=torch.zeros(16 * rows_in_bands(min(slots, self.most_adapted)) * widest, **numbers),
             counters=torch.zeros(widest, dtype=torch.int32, device=device),
         )
         parts = min(PART_SLOTS, slots * MOST_SPLITS) * spec.heads
@@ -113,7 +118,7 @@ class DecodeStep:
     def launch(self, slots: int, cut: Cut, choose: bool) -> None:
         """A step over the first `slots` slots; without `choose` it ends with the logits."""
         self._begin(slots)
-        if slots <= MOST_ROWS:
+        if slots <= (self.most_adapted if self.adapters is not None else MOST_ROWS):
             self._few(slots, cut)
         else:
             self._many(slots, cut)
@@ -158,6 +163,10 @@ class DecodeStep:
             norm_tiles = self._product(
                 slots, self.mlp, layer.down.weight, RESIDUAL, residual=self.x, next_norm=next_norm
             )
+        if slots > MOST_ROWS:
+            self._add_norm(slots, None, self.model.norm.weight)
+            self._head(slots)
+            return
         self._product(
             slots, scratch.scaled, self.model.head, HEAD, out=self.logits, eps=eps, norm_tiles=norm_tiles,
             rows=self.inputs, temperatures=self.rows.temperatures,
@@ -194,8 +203,7 @@ class DecodeStep:
             self._gated(mlp, gate_up, normed, layer.gate_up.weight)
             self._into(change, mlp, layer.down.weight, None)
             self._add_norm(slots, change, next_norm)
-        self._into(self.logits[part], normed, model.head, None)
-        self._tiles(slots)
+        self._head(slots)
 
     def _gated(self, mlp: Tensor, gate_up: Tensor, x: Tensor, weight: Tensor) -> None:
         """The first half of a layer's second part."""
@@ -287,8 +295,12 @@ class DecodeStep:
                 **LAUNCH,
             )
 
+    def _head(self, slots: int) -> None:
+        """The library's product, and what ours would have left beside the logits."""
+        torch.mm(self.scratch.scaled[:slots], self.model.head.t(), out=self.logits[:slots])
+        self._tiles(slots)
+
     def _tiles(self, slots: int) -> None:
-        """What the head's product would have left beside the logits."""
         tile_kernel[(self.scratch.maxima.shape[0], slots)](
             self.logits,
             self.inputs,

@@ -11,8 +11,13 @@ from dataclasses import dataclass, replace
 
 PLAIN, RESIDUAL, SWIGLU, HEAD = 0, 1, 2, 3
 """What follows a product: nothing; add to the residual stream; gate with silu; statistics for the sampler."""
+TALLEST = 64
+"""Rows of x that a program takes; where there are more, they are cut into bands."""
 MOST_ROWS = 64
 """Of x. Beyond it a library's product is as good."""
+MOST_ADAPTED_ROWS, MOST_ADAPTED_HIDDEN = 256, 2048
+"""Likewise with adapters, which take two more launches beside a library's product: as long as all of a small matrix,
+and little beside a large one."""
 HEAD_TILE = 128
 """Logits that share a maximum and a sum."""
 PROCESSORS = 132
@@ -91,12 +96,20 @@ MEASURED: dict[tuple[int, int], dict[int, Tiling]] = {
 
 def rows_padded(count: int) -> int:
     """Rows of x that a kernel is compiled for."""
-    return max(8, 1 << (count - 1).bit_length())
+    return min(TALLEST, max(8, 1 << (count - 1).bit_length()))
+
+
+def rows_in_bands(count: int) -> int:
+    """Rows of x that are computed, with those that pad them."""
+    rows = rows_padded(count)
+    return -(-count // rows) * rows
 
 
 def tiling(count: int, outputs: int, inputs: int, epilogue: int) -> Tiling:
     """How to cut the product of `count` rows of x with a matrix of so many outputs and inputs."""
     rows = rows_padded(count)
+    if count > TALLEST:
+        return _in_bands(-(-count // TALLEST), outputs, inputs, epilogue)
     measured = MEASURED.get((outputs, inputs), {})
     if rows in measured:
         return measured[rows]
@@ -108,6 +121,15 @@ def tiling(count: int, outputs: int, inputs: int, epilogue: int) -> Tiling:
         return Tiling(16, 64, 1, 6, 4, swap=False)
     tiles = -(-outputs // 64)
     return Tiling(64, 64, max(1, min(PROCESSORS // tiles, inputs // 128, 10)), 5, 4)
+
+
+def _in_bands(bands: int, outputs: int, inputs: int, epilogue: int) -> Tiling:
+    """What was best for Qwen2.5 1.5B with the adapters of four."""
+    if epilogue == SWIGLU:
+        return Tiling(32, 64, 1, 4, 4) if bands == 2 else Tiling(64, 64, 1, 4, 8)
+    if inputs <= 2 * outputs:
+        return Tiling(32, 64, 1, 6, 4, swap=False)
+    return Tiling(64, 128 if inputs % 128 == 0 else 64, 3, 4, 4)
 
 
 def with_room(how: Tiling, rows: int, epilogue: int) -> Tiling:
