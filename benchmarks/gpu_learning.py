@@ -12,11 +12,13 @@ import json
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import yaml
-from common import arguments, claim, clean_stdout, report, say
+from common import CORES, arguments, claim, clean_stdout, report, say
 from rich.table import Table
 
 from jigsawrl.config.runfile import checked
@@ -55,6 +57,14 @@ def pipelines(device: str, scale: float, seed: int) -> dict[str, dict[str, Any]]
     return runs
 
 
+def warmed_up(name: str, run: dict[str, Any], folder: Path) -> Path:
+    """The folder of a pipeline's model, made by a process of its own."""
+    import torch
+
+    torch.set_num_threads(1)  # models this small gain nothing by more
+    return prepare_base(checked({**run, "name": name}), folder, lambda _: None)
+
+
 def trained(folder: Path, policy: str, workers: int) -> tuple[float, dict[str, list[float]]]:
     """Seconds, and each pipeline's rewards by step."""
     out = folder / policy
@@ -83,18 +93,22 @@ def first(rewards: list[float]) -> float:
 
 
 def main() -> None:
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--part", type=float, default=1.0, help="of the steps")
+    options = parser.parse_args()
     import torch
 
-    torch.set_num_threads(1)  # models this small gain nothing by more
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with clean_stdout() as console, tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        runs = pipelines(device, 0.1 if options.quick else 1.0, options.seed)
-        for pipeline, run in runs.items():
-            say(f"warming up the model of {pipeline}")
-            base = prepare_base(checked({**run, "name": pipeline}), folder / "models" / pipeline, say)
-            run["model"] = {"path": str(base)}
+    with clean_stdout() as console, tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        runs = pipelines(device, 0.1 if options.quick else options.part, options.seed)
+        say("warming up four models")
+        with ProcessPoolExecutor(CORES, get_context("spawn")) as pool:
+            bases = [
+                pool.submit(warmed_up, name, run, folder / "models" / name) for name, run in runs.items()
+            ]
+        for (pipeline, run), base in zip(runs.items(), bases, strict=True):
+            run["model"] = {"path": str(base.result())}
             (folder / f"{pipeline}.yaml").write_text(yaml.safe_dump(run))
         mix = {"pipelines": {pipeline: {"run": f"{pipeline}.yaml"} for pipeline in runs}}
         (folder / "mix.yaml").write_text(yaml.safe_dump(mix))

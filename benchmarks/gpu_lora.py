@@ -57,7 +57,8 @@ from jigsawrl.trainer.trainer import Metrics, Trainer, trained_tokens
 
 SHAPE, RANK, TARGET = "1.5B", 16, 3.0
 TRACE, CAP, SAMPLES, PROMPT = "gsm8k_qwen3-4b-instruct", 4096, 64, 83
-MICRO_BATCH = 16_384
+MICRO_BATCH = 32_768
+"""A step's samples at once: two halves keep the host twice as busy."""
 DECODE_UNITS = 6
 """Of the chip's processors, eight each, that training leaves to decoding."""
 LOSS = LossSettings("dapo", 0.2, 0.28)
@@ -204,7 +205,8 @@ def make_engine(base: Transformer, members: int, seats: int) -> SharedEngine:
 def compile_kernels(sizes: tuple[int, ...], seats: int) -> None:
     """Into Triton's cache, each kind by a process of its own: one after the other takes minutes."""
     kinds = {*sizes, 0, 1, *(number for number in ADAPTERS if number <= max(sizes))}
-    tasks = [f"step {members} {batch}" for members in sorted(kinds) for batch in (8, 16, 32, 64, 96)]
+    batches = [batch for batch in (8, 16, 32, 64, 96, 160, 288) if batch <= seats]
+    tasks = [f"step {members} {batch}" for members in sorted(kinds) for batch in batches]
     tasks += [*(f"cuts {part}" for part in range(PARTS_OF_CUTS)), "train"]
     command = [sys.executable, __file__, "--seats", str(seats), "--compile"]
     with ThreadPoolExecutor(CORES) as pool:
