@@ -7,7 +7,8 @@ step on them: forward, backward and update of its adapters, through the trainer 
 `serial` runs one pipeline after the other, each alone in the engine, rollout and training in turn, both with the
 whole chip. Together, all pipelines are members of one engine: one thread decodes for whoever has samples to draw, a
 second one trains whoever has drawn them, on a stream of its own that keeps to a part of the chip's processors, as a
-run holds trainings to their shares. Decoding has the higher priority. The samples are those that the pipelines draw
+run holds trainings to their shares. Neither has priority: decoding that had it would take twice as much from training
+as it gains itself. The samples are those that the pipelines draw
 alone, as the tests show; here their lengths are forced, so both sides do the same work. All pipelines go through the
 same steps' lengths, each beginning with another step. So all have as much to do, and the serial time of any is that
 of those measured.
@@ -171,24 +172,20 @@ class Pipeline:
 
 
 class Places:
-    """Streams for decoding and for training, alone on the chip and beside each other."""
+    """Streams for decoding, and for training beside it."""
 
-    def __init__(self, decode_units: int, both: bool) -> None:
-        self.alone = torch.cuda.Stream(priority=-1)
-        self.how = "two streams, decoding with the higher priority"
-        self.decoding, self.training = self.alone, torch.cuda.Stream()
+    def __init__(self, decode_units: int) -> None:
+        self.decoding, self.training = torch.cuda.Stream(), torch.cuda.Stream()
+        self.how = "two streams"
         if decode_units:
             try:
                 parts = Parts(torch.cuda.current_device())
             except NoParts as reason:
                 self.how += f" ({reason})"
                 return
-            first, others = range(decode_units), range(decode_units, parts.units)
+            others = range(decode_units, parts.units)
             self.training = parts.stream(others)
             self.how = f"training on {parts.sms(others)} processors, decoding on all"
-            if both:
-                self.decoding = parts.stream(first)
-                self.how = f"training on {parts.sms(others)} processors, decoding on {parts.sms(first)}"
 
 
 def make_engine(base: Transformer, members: int, seats: int) -> SharedEngine:
@@ -257,7 +254,7 @@ def serial(member: Member, pipeline: Pipeline, places: Places, steps: int) -> Sp
     """One pipeline, rollout and training in turn."""
     spent = Spent()
     torch.cuda.synchronize()
-    with torch.cuda.stream(places.alone):
+    with torch.cuda.stream(places.decoding):
         began = time.perf_counter()
         for step in range(steps):
             started = time.perf_counter()
@@ -297,8 +294,6 @@ class Together:
         self.engine, self.places, self.steps = engine, places, steps
         self.to_train: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
         self.trained: queue.SimpleQueue[Turn] = queue.SimpleQueue()
-        self.busy = False
-        """Whether something is being trained."""
         self.failed: BaseException | None = None
         self.spent = Spent()
         self.turns = {pipeline.name: Turn(pipeline, member, -1) for pipeline, member in members}
@@ -308,7 +303,7 @@ class Together:
         trainer = threading.Thread(target=self._train, daemon=True)
         trainer.start()
         began = time.perf_counter()
-        with torch.cuda.stream(self.places.alone):
+        with torch.cuda.stream(self.places.decoding):
             for turn in self.turns.values():
                 self._begin(turn)
             self._decode_until_all_are_trained()
@@ -329,14 +324,7 @@ class Together:
                 else:
                     left -= 1
             if left:
-                self._move_to(self.places.decoding if self.busy else self.places.alone)
                 self._decode()
-
-    def _move_to(self, stream: torch.cuda.Stream) -> None:
-        now = torch.cuda.current_stream()
-        if now.cuda_stream != stream.cuda_stream:
-            stream.wait_stream(now)
-            torch.cuda.set_stream(stream)
 
     def _begin(self, turn: Turn) -> None:
         """The next step of a pipeline, with the weights that it has now."""
@@ -354,7 +342,6 @@ class Together:
             turn.outputs += ended
             self.spent.tokens += sum(len(o.generated.token_ids) for o in ended)
             if len(turn.outputs) == SAMPLES:
-                self.busy = True
                 self.to_train.put(turn)
         self.spent.decoding.append((started, time.perf_counter()))
 
@@ -367,7 +354,6 @@ class Together:
                 except BaseException as error:
                     self.failed = error
                 self.spent.training.append((started, time.perf_counter()))
-                self.busy = not self.to_train.empty()
                 self.trained.put(turn)
                 self.engine.nudge()
 
@@ -435,7 +421,6 @@ def main() -> int:
         default=DECODE_UNITS,
         help="processors, eight each, that training leaves to decoding; 0: streams alone",
     )
-    parser.add_argument("--both", action="store_true", help="decoding keeps to its processors too")
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     parser.add_argument("--seats", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -453,7 +438,7 @@ def main() -> int:
         bandwidth = copy_bandwidth()
         base = random_model(qwen_config(SHAPE)).requires_grad_(False)
         pipelines = [Pipeline(base, number, options.seed) for number in range(max(sizes))]
-        places = Places(options.decode_units, options.both)
+        places = Places(options.decode_units)
         console.print(f"{torch.cuda.get_device_name()}; together: {places.how}")
         say("compiling")
         compile_kernels(sizes, seats)

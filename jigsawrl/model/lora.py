@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -31,17 +31,19 @@ class Lora(nn.Module):
         self.b = nn.ParameterDict({p: torch.zeros(rows, rank) for p, rows in parts.items() if p in targets})
 
     def forward(self, x: Tensor, y: Tensor, linear: LinearOp) -> Tensor:
-        """y and what the adapters add to it; y itself may be changed."""
-        if linear is F.linear:
-            pairs = [weight for part in self.a for weight in (self.a[part], self.b[part])]
-            out: Tensor = _Adapted.apply(x, y, self.scale, self._bounds(), *pairs)  # type: ignore[no-untyped-call]
-            return out
+        """y, which is what the matrix makes of x, and what the adapters add to it."""
         pieces = list(y.split(list(self.parts.values()), dim=-1))
         for i, part in enumerate(self.parts):
             if part in self.a:
                 delta = linear(linear(x, self.a[part], None), self.b[part], None)
                 pieces[i] = pieces[i] + delta * self.scale
         return torch.cat(pieces, dim=-1) if len(pieces) > 1 else pieces[0]
+
+    def with_base(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """What the frozen matrix makes of rows x, and what the adapters add to it, with gradients for x and them."""
+        ones, others = list(self.a.values()), list(self.b.values())
+        out: Tensor = _Adapted.apply(x, weight, bias, self.scale, self._bounds(), *ones, *others)  # type: ignore[no-untyped-call]
+        return out
 
     def _bounds(self) -> list[tuple[int, int]]:
         """First output and the one after the last of each adapted part."""
@@ -50,38 +52,57 @@ class Lora(nn.Module):
 
 
 class _Adapted(torch.autograd.Function):
-    """Adds scale * B A x to parts of y in place.
+    """x W^T + bias, and scale * x A^T B^T added to parts of it.
 
-    Outputs are wide and ranks are low: what is as wide as y is read and written by products alone, once each.
+    Outputs and inputs are wide and ranks are low: what is wide is read and written by products alone, and as the
+    parts' first products have the same input, they are one product, as are those that lead back to it.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, scale: float, bounds: list[tuple[int, int]], *pairs: Tensor
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        scale: float,
+        bounds: list[tuple[int, int]],
+        *pairs: Tensor,
     ) -> Tensor:
-        ctx.mark_dirty(y)
-        lows = []
-        for (start, end), a, b in zip(bounds, pairs[::2], pairs[1::2], strict=True):
-            lows.append(F.linear(x, a) * scale)
-            y[:, start:end].addmm_(lows[-1], b.t())
+        ones, others = pairs[: len(bounds)], pairs[len(bounds) :]
+        y, low = F.linear(x, weight, bias), F.linear(x, _stacked(ones))
+        for (start, end), each, b in zip(bounds, _columns(low, ones), others, strict=True):
+            y[:, start:end].addmm_(each, b.t(), alpha=scale)
         ctx.scale, ctx.bounds = scale, bounds
-        ctx.save_for_backward(x, *lows, *pairs)
+        ctx.save_for_backward(x, weight, low, *pairs)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        x, *rest = ctx.saved_tensors
-        count = len(ctx.bounds)
-        lows, ones, others = rest[:count], rest[count::2], rest[count + 1 :: 2]
-        steps: list[Tensor | None] = []
-        slopes: list[Tensor] = []
-        for (start, end), low, b in zip(ctx.bounds, lows, others, strict=True):
-            part = grad[:, start:end]
-            slopes.append(part @ b * ctx.scale)
-            steps += [slopes[-1].t() @ x, part.t() @ low]
-        wanted = ctx.needs_input_grad[0]
-        return torch.cat(slopes, dim=1) @ torch.cat(ones) if wanted else None, grad, None, None, *steps
+        grad = grads[0].contiguous()
+        x, weight, low, *pairs = ctx.saved_tensors
+        ones, others = pairs[: len(ctx.bounds)], pairs[len(ctx.bounds) :]
+        slope = torch.empty_like(low)
+        steps: list[Tensor] = []
+        parts = [grad[:, start:end] for start, end in ctx.bounds]
+        for part, each, into, b in zip(
+            parts, _columns(low, ones), _columns(slope, ones), others, strict=True
+        ):
+            torch.mm(part, b, out=into)
+            steps.append(part.t() @ each * ctx.scale)
+        first = slope.t() @ x * ctx.scale
+        back = None
+        if ctx.needs_input_grad[0]:
+            back = (grad @ weight).addmm_(slope, _stacked(ones), alpha=ctx.scale)
+        return back, None, None, None, None, *first.split([len(a) for a in ones]), *steps
+
+
+def _stacked(ones: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(ones)) if len(ones) > 1 else ones[0]
+
+
+def _columns(low: Tensor, ones: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Each part's, of the products of all."""
+    return low.split([len(a) for a in ones], dim=1)
 
 
 def linears(model: Transformer) -> list[tuple[str, Linear]]:

@@ -39,8 +39,10 @@ class Linear(nn.Module):
         self.lora: Lora | None = None
 
     def forward(self, x: Tensor, linear: LinearOp) -> Tensor:
+        if self.lora is not None and linear is F.linear:
+            return self.lora.with_base(x, self.weight, self.bias)
         y = linear(x, self.weight, self.bias)
-        return y if self.lora is None else self.lora(x, y, linear)
+        return y if self.lora is None else cast(Tensor, self.lora(x, y, linear))
 
 
 class RMSNorm(nn.Module):
