@@ -10,7 +10,7 @@ from jigsawrl.graph.interference import Signature
 FUSED = 0.95
 """Speed that each more in a batch leaves to those in it: on an H200 four decodes of 16 sequences fused into one of 64
 go 3.4 times as fast as one after the other, 0.85 each."""
-DEMAND: dict[Signature, int] = {"host": 0, "link": 1, "tail": 2, "bulk": 3, "compute": 4}
+DEMAND: dict[Signature, int] = {"host": 0, "link": 1, "tail": 2, "bulk": 3, "prefill": 4, "compute": 5}
 """The most demanding of a batch binds all of it."""
 
 Occupant = TypeVar("Occupant")

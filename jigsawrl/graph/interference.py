@@ -18,11 +18,12 @@ from typing import Literal
 
 from jigsawrl.telemetry.events import Substage
 
-Signature = Literal["compute", "bulk", "tail", "link", "host"]
-"""What a sub-stage is bound by: arithmetic, many sequences' memory traffic, latency of few, a link, nothing here."""
+Signature = Literal["compute", "prefill", "bulk", "tail", "link", "host"]
+"""What a sub-stage is bound by: arithmetic, a rollout's arithmetic, many sequences' memory traffic, latency of few, a
+link, nothing here."""
 
 SIGNATURES: Mapping[Substage, Signature] = {
-    "prefill": "compute",
+    "prefill": "prefill",
     "logprob": "compute",
     "grad": "compute",
     "optim": "bulk",
@@ -86,12 +87,17 @@ class Interference:
             return 1.0
         if of.signature == "link":
             return at(self.beside["link", "link"], sum(n.signature == "link" for n in neighbours))
-        felt = sorted([n.signature for n in neighbours if n.signature not in ("host", "link")])
-        speed = at(self.alone[of.signature], of.share)
+        own = self.known(of.signature)
+        felt = sorted([self.known(n.signature) for n in neighbours if n.signature not in ("host", "link")])
+        speed = at(self.alone[own], of.share)
         for signature in sorted(set(felt)):
-            speed *= at(self.beside[of.signature, signature], felt.count(signature))
-        known = self.learned.get((of.signature, tuple(felt))) if self.learned else None
-        return speed if known is None else min(1.0, speed * known.factor)
+            speed *= at(self.beside[own, signature], felt.count(signature))
+        seen = self.learned.get((own, tuple(felt))) if self.learned else None
+        return speed if seen is None else min(1.0, speed * seen.factor)
+
+    def known(self, signature: Signature) -> Signature:
+        """As the table has it: where prefill was not measured by itself, it is arithmetic like any other."""
+        return "compute" if signature == "prefill" and "prefill" not in self.alone else signature
 
     def __hash__(self) -> int:
         return id(self)

@@ -8,28 +8,27 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, get_args
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.interference import Crowd, Curve, Felt, Interference, Signature
 
 SHARING: tuple[Signature, ...] = ("tail", "bulk", "compute")
-"""What takes a part of a worker."""
-PAIRS: tuple[tuple[Signature, Signature], ...] = (
-    *((a, b) for a in SHARING for b in SHARING),
-    ("link", "link"),
-)
+"""What takes a part of a worker, in every table."""
+PREFILL: Signature = "prefill"
+"""Likewise in tables that were measured with it."""
 _BESIDE = " beside "
 _SIGNATURES: dict[str, Signature] = {name: name for name in get_args(Signature)}
 
 
 def table_out(table: Interference) -> dict[str, Any]:
+    sharing = _sharing(PREFILL in table.alone)
     return {
         "name": table.name,
         "source": table.source,
-        "alone": {signature: _points(table.alone[signature]) for signature in SHARING},
-        "beside": {_name((of, (other,))): _points(table.beside[of, other]) for of, other in PAIRS},
+        "alone": {signature: _points(table.alone[signature]) for signature in sharing},
+        "beside": {_name((of, (other,))): _points(table.beside[of, other]) for of, other in _pairs(sharing)},
         "learned": {
             _name(crowd): {"factor": round(felt.factor, 4), "times": round(felt.times, 2)}
             for crowd, felt in sorted(table.learned.items())
@@ -39,8 +38,10 @@ def table_out(table: Interference) -> dict[str, Any]:
 
 def table_in(entry: dict[str, Any], where: str) -> Interference:
     """A JigsawError where it is not a whole table, or no speed comes of it."""
-    alone = {signature: _curve(entry["alone"], signature, where) for signature in SHARING}
-    beside = {(of, other): _curve(entry["beside"], _name((of, (other,))), where) for of, other in PAIRS}
+    sharing = _sharing(PREFILL in entry["alone"])
+    alone = {signature: _curve(entry["alone"], signature, where) for signature in sharing}
+    pairs = _pairs(sharing)
+    beside = {(of, other): _curve(entry["beside"], _name((of, (other,))), where) for of, other in pairs}
     if any(y > 1 for curve in alone.values() for _, y in curve):
         raise JigsawError(f"{where}, alone: nothing is faster on a part of a worker than on all of it")
     learned = {
@@ -48,6 +49,14 @@ def table_in(entry: dict[str, Any], where: str) -> Interference:
         for name, felt in entry.get("learned", {}).items()
     }
     return Interference(str(entry["name"]), str(entry["source"]), alone, beside, learned)
+
+
+def _sharing(with_prefill: bool) -> tuple[Signature, ...]:
+    return (*SHARING, PREFILL) if with_prefill else SHARING
+
+
+def _pairs(sharing: tuple[Signature, ...]) -> list[tuple[Signature, Signature]]:
+    return [*product(sharing, sharing), ("link", "link")]
 
 
 def _name(crowd: Crowd) -> str:
@@ -59,7 +68,7 @@ def _crowd(name: str, where: str) -> Crowd:
     try:
         return _SIGNATURES[of], tuple(sorted(_SIGNATURES[each] for each in others.split(", ")))
     except KeyError as error:
-        known = ", ".join(SHARING)
+        known = ", ".join((*SHARING, PREFILL))
         raise JigsawError(f"{where}, {name!r}: {error} binds no sub-stage; there are {known}") from None
 
 

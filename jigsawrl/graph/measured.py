@@ -7,6 +7,7 @@ it leaves free: on `share` of a worker it is as fast as beside a training that k
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import combinations_with_replacement
 
 from jigsawrl.graph.interference import (
     H200,
@@ -31,7 +32,11 @@ HELD = (8, 10, 12, 14)
 """Levels at which a training is measured beside a rollout."""
 PARTS = (4, *HELD)
 """Levels at which it is measured alone."""
-ROLLOUTS: tuple[Signature, ...] = ("tail", "bulk")
+BEST = 10
+"""The level at which it does best beside a rollout."""
+ROLLOUTS: tuple[Signature, ...] = ("tail", "bulk", "prefill")
+SIZES = 3
+"""Of batches that each kind of decoding is measured with, where `sizes` says so."""
 BEYOND = 2.0
 """Three neighbours of a kind take as much as one takes so many times over, where three were not measured; it was 1.75
 with tails and 2.5 with larger batches."""
@@ -42,18 +47,28 @@ OF_EIGHT = 1.1
 def crowds(most: int, divisible: bool) -> list[tuple[Side, ...]]:
     """What to measure, at most so many together: each alone, pairs, and more, trainings at several levels."""
     held = HELD if divisible else ()
-    tail, bulk, training = ((kind, ALL) for kind in (*ROLLOUTS, "compute"))
-    found: list[tuple[Side, ...]] = [(tail,), (bulk,), (training,)]
+    tail, bulk, prefill = rollouts = [(kind, ALL) for kind in ROLLOUTS]
+    training: Side = ("compute", ALL)
+    found: list[tuple[Side, ...]] = [*((rollout,) for rollout in rollouts), (training,)]
     found += [(("compute", level),) for level in PARTS if divisible]
-    found += [(rollout, ("compute", level)) for rollout in (tail, bulk) for level in (*held, ALL)]
-    found += [(tail, tail), (bulk, bulk), (tail, bulk), (training, training)]
-    best = held[1] if held else ALL
+    found += [(rollout, ("compute", level)) for rollout in rollouts for level in (*held, ALL)]
+    found += [*combinations_with_replacement(rollouts, 2), (training, training)]
+    best = BEST if held else ALL
     if most >= 3:
-        found += [(tail, bulk, ("compute", best)), (tail, training, training), (bulk, training, training)]
+        found += [(tail, other, ("compute", best)) for other in (bulk, prefill)]
+        found += [(rollout, training, training) for rollout in (tail, bulk)]
     if most >= 4:
         for one, other in ((tail, bulk), (bulk, tail)):
             found += [(one,) * 4, (one, *(other,) * 3), (*(one,) * 3, ("compute", best))]
     return found
+
+
+def sizes(crowd: tuple[Side, ...]) -> range:
+    """Which of its batch sizes a crowd is measured with: all of them alone, and in pairs where a training has all or
+    what it does best with; else the middle one."""
+    whole = all(kind != "compute" or level in (BEST, ALL) for kind, level in crowd)
+    decodes = any(kind in ("tail", "bulk") for kind, _ in crowd)
+    return range(SIZES) if len(crowd) <= 2 and whole and decodes else range(SIZES // 2, SIZES // 2 + 1)
 
 
 def table_from(measured: Measured, name: str, source: str) -> Interference:

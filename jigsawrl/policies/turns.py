@@ -24,7 +24,7 @@ def out_of_turn(state: State, apart: set[int]) -> set[int]:
         return -state.pipelines[lane.pipeline].outlook.shape.priority, not waited, lane.left, lane.id
 
     for lane in sorted(state.lanes.lanes.values(), key=rank):
-        signature = SIGNATURES[lane.segment.kind]
+        signature = state.table.known(SIGNATURES[lane.segment.kind])
         if signature not in ("link", "compute") or lane.id in apart:
             continue
         places = [(worker, signature) for worker in lane.workers]

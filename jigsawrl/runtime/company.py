@@ -54,7 +54,8 @@ def note(company: Mapping[str, Company], lanes: Lanes, elapsed: float, units: in
     """All lanes were as they are for so long, on workers of so many parts. A phase is as fast as its slowest lane."""
     there: list[dict[int, Occupant]] = []
     for keys in lanes.on_worker:
-        around = {key: Occupant(bound_by(lanes.lanes[key]), lanes.lanes[key].share) for key in keys}
+        bound = {key: lanes.table.known(bound_by(lanes.lanes[key])) for key in keys}
+        around = {key: Occupant(bound[key], lanes.lanes[key].share) for key in keys}
         there.append({key: one for key, one in around.items() if not lanes.lanes[key].paused})
     slowest: dict[str, tuple[float, Crowd]] = {}
     standing: set[str] = set()

@@ -1,8 +1,8 @@
 """Measures how fast sub-stages are beside each other on this machine's GPU, as they really run.
 
-A few processes as a run has them (under MPS, an actor in each) do one thing each at the same time: decode few
-sequences, decode many, or make gradients, trainings held to parts of the GPU as a run holds them. What each gets done
-is held against what it gets done alone.
+A few processes as a run has them (under MPS, an actor in each) do one thing each at the same time: read prompts,
+decode few sequences, decode many, or make gradients, trainings held to parts of the GPU as a run holds them. What
+each gets done is held against what it gets done alone; over several batch sizes of decoding it is the mean.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.interference import LEVELS, Interference, Signature
-from jigsawrl.graph.measured import ALL, Side, crowds, table_from
+from jigsawrl.graph.measured import ALL, Side, crowds, sizes, table_from
 from jigsawrl.graph.profile import load_profile, write_profile
 from jigsawrl.pipeline.base import base_folder
 from jigsawrl.runtime.family import fork_server
@@ -34,11 +34,14 @@ if TYPE_CHECKING:
 
 MOST = 4
 """Processes."""
-SEQUENCES: Mapping[Signature, int] = {"tail": 4, "bulk": 64}
+SEQUENCES: Mapping[Signature, Sequence[int]] = {"tail": (1, 4, 8), "bulk": (16, 64, 256)}
+"""That are decoded at once."""
 CONTEXT, LONGEST = 512, 2048
-"""Tokens of a sequence when it is begun, and at most."""
+"""Tokens of a sequence when it is begun, and at most; less where that many would not fit into the cache."""
+CACHED = 160 << 10
+"""Tokens."""
 TRAINED = 8192
-"""Tokens of a training's micro-batch."""
+"""Tokens of a training's micro-batch, and of prompts that are read at once."""
 SECONDS = 0.6
 """Of a measurement, at least."""
 LIMIT_S = 150.0
@@ -87,7 +90,8 @@ def measured_table(
             told = " + ".join(_named(side) for side in crowd)
             speeds = ", ".join(f"{speed:.2f}" for speed in found[crowd])
             say(f"{number + 1} of {len(todo)}: {told}: {speeds}")
-    source = f"measured on one {gpu.name} with the model of {config.name}, {len(found)} crowds"
+    batches = "; ".join(f"{kind}: {', '.join(map(str, counts))}" for kind, counts in SEQUENCES.items())
+    source = f"measured on one {gpu.name} with the model of {config.name}, {len(found)} crowds ({batches})"
     return table_from(found, shares.hardware().name, source)
 
 
@@ -101,7 +105,8 @@ class Bench:
 
     def __init__(self, config: RunConfig, base: Path, shares: Gpus, count: int, ending: ExitStack) -> None:
         self.units = shares.workers[0]
-        self.alone: dict[Signature, float] = {}
+        self.alone: dict[tuple[Signature, int], float] = {}
+        """By kind and size."""
         self.pipes: list[Connection] = []
         context = fork_server()
         for number in range(count):
@@ -122,18 +127,22 @@ class Bench:
             heard(pipe)
 
     def speeds(self, crowd: Sequence[Side]) -> tuple[float, ...]:
-        """Of each, relative to alone on the whole GPU."""
-        rates = self._rates(crowd)
-        for (kind, level), rate in zip(crowd, rates, strict=True):
-            if len(crowd) == 1 and level == ALL:
-                self.alone[kind] = rate
-        return tuple(rate / self.alone[kind] for (kind, _), rate in zip(crowd, rates, strict=True))
+        """Of each, relative to alone on the whole GPU: the mean over sizes."""
+        found = [self._speeds(crowd, size) for size in sizes(tuple(crowd))]
+        return tuple(sum(each) / len(found) for each in zip(*found, strict=True))
 
-    def _rates(self, crowd: Sequence[Side]) -> list[float]:
+    def _speeds(self, crowd: Sequence[Side], size: int) -> list[float]:
+        rates = self._rates(crowd, size)
+        kinds = [(kind, size if kind in SEQUENCES else 0) for kind, _ in crowd]
+        if len(crowd) == 1 and crowd[0][1] == ALL:
+            self.alone[kinds[0]] = rates[0]
+        return [rate / self.alone[kind] for kind, rate in zip(kinds, rates, strict=True)]
+
+    def _rates(self, crowd: Sequence[Side], size: int) -> list[float]:
         """All begin when all are ready, and go on until all have measured."""
         pipes = self.pipes[-len(crowd) :]
         for pipe, (kind, level) in zip(pipes, crowd, strict=True):
-            pipe.send((kind, self._part(level)))
+            pipe.send((kind, size, self._part(level)))
         for pipe in pipes:
             heard(pipe)
         for pipe in pipes:
@@ -174,9 +183,9 @@ def work_as_told(
         worker = Worker(config, base, device)
         pipe.send(None)
         while True:
-            kind, units = pipe.recv()
+            kind, size, units = pipe.recv()
             with worker.held_to(units):
-                work = worker.begin(kind)
+                work = worker.begin(kind, size)
                 work()
                 pipe.send(None)
                 pipe.recv()
@@ -205,18 +214,16 @@ class Worker:
     def __init__(self, config: RunConfig, base: Path, device: str) -> None:
         from jigsawrl.pipeline.actor import Actor
 
-        most = max(SEQUENCES.values())
         rollout = config.rollout.model_copy(
             update={
-                "kv_cache_tokens": most * LONGEST,
-                "max_num_seqs": most,
+                "kv_cache_tokens": CACHED,
+                "max_num_seqs": max(max(counts) for counts in SEQUENCES.values()),
                 "max_num_batched_tokens": TRAINED,
             }
         )
         trainer = config.trainer.model_copy(update={"micro_batch_tokens": TRAINED})
         self.config = config.model_copy(update={"rollout": rollout, "trainer": trainer})
         self.actor: Actor = Actor(self.config, base, device)
-        self.length = min(CONTEXT, self.actor.room // 2)
         self.device = device
         self.rounds = 0
         if device.startswith("cuda"):
@@ -232,32 +239,49 @@ class Worker:
         with self.parts.on(units):
             yield
 
-    def begin(self, kind: Signature) -> Callable[[], None]:
+    def begin(self, kind: Signature, size: int) -> Callable[[], None]:
+        """Work of a kind, with the batch of this size where there are several."""
         self.actor.engine.abort()
-        return self._training() if kind == "compute" else self._decoding(SEQUENCES[kind])
+        if kind == "compute":
+            return self._training()
+        return self._reading() if kind == "prefill" else self._decoding(SEQUENCES[kind][size])
 
     def _decoding(self, count: int) -> Callable[[], None]:
         """A step of the engine; sequences that have come to their end are begun anew."""
-        from jigsawrl.engine.types import Request, SampleKey, SamplingParams
-
-        engine = self.actor.engine
-        params = SamplingParams(max_tokens=min(LONGEST, self.actor.room) - self.length, ignore_eos=True)
-
-        def fill() -> None:
-            self.rounds += 1
-            for number in range(count):
-                tokens = [(number * 31 + place) % 64 + 2 for place in range(self.length)]
-                key = SampleKey(0, "measured", self.rounds, number, 0)
-                engine.add_request(Request(str(number), tokens, params, [key]))
-            for _ in range(1 + count * self.length // TRAINED):
-                engine.step()
+        engine, longest = self.actor.engine, min(LONGEST, self.actor.room, CACHED // count)
+        length = min(CONTEXT, longest // 2)
 
         def step() -> None:
             if not engine.has_unfinished():
-                fill()
+                self._add(count, length, longest - length, begin=0)
+                for _ in range(1 + count * length // TRAINED):
+                    engine.step()
             engine.step()
 
         return step
+
+    def _reading(self) -> Callable[[], None]:
+        """Prompts that nobody has read before, as many as are read at once; of each one token is drawn."""
+        engine, length = self.actor.engine, min(CONTEXT, self.actor.room // 2)
+
+        def step() -> None:
+            self._add(max(1, TRAINED // length), length, 1, begin=self.rounds)
+            while engine.has_unfinished():
+                engine.step()
+
+        return step
+
+    def _add(self, count: int, length: int, new: int, begin: int) -> None:
+        """Requests for so many new tokens; prompts that begin alike are known to the engine's cache."""
+        from jigsawrl.engine.types import Request, SampleKey, SamplingParams
+
+        self.rounds += 1
+        params = SamplingParams(max_tokens=new, ignore_eos=True)
+        for number in range(count):
+            first = [each % 64 + 2 for each in (begin // 64, begin, number // 64, number)]
+            tokens = (first + [place % 64 + 2 for place in range(length)])[:length]
+            key = SampleKey(0, "measured", self.rounds, number, 0)
+            self.actor.engine.add_request(Request(str(number), tokens, params, [key]))
 
     def _training(self) -> Callable[[], None]:
         import torch

@@ -6,12 +6,20 @@ import pytest
 
 from jigsawrl.graph.gpu import gpu_costs
 from jigsawrl.graph.hardware import hardware_named
-from jigsawrl.graph.interference import LEVELS, Interference, Occupant, Signature, best_shares, side_by_side
+from jigsawrl.graph.interference import (
+    H200,
+    LEVELS,
+    Interference,
+    Occupant,
+    Signature,
+    best_shares,
+    side_by_side,
+)
 from jigsawrl.graph.interference_file import table_in, table_out
-from jigsawrl.graph.measured import ALL, Measured, Side, crowds, table_from
+from jigsawrl.graph.measured import ALL, Measured, Side, crowds, sizes, table_from
 from jigsawrl.graph.shape import ModelShape
 
-TAIL, BULK, WHOLE = ("tail", ALL), ("bulk", ALL), ("compute", ALL)
+TAIL, BULK, PREFILL, WHOLE = ("tail", ALL), ("bulk", ALL), ("prefill", ALL), ("compute", ALL)
 
 
 def held(level: int) -> Side:
@@ -41,6 +49,16 @@ MEASURED: Measured = {
     (BULK, BULK): (0.67, 0.67),
     (TAIL, BULK): (0.57, 0.74),
     (WHOLE, WHOLE): (0.54, 0.52),
+    (PREFILL,): (1.0,),
+    (PREFILL, held(8)): (0.60, 0.45),
+    (PREFILL, held(10)): (0.56, 0.50),
+    (PREFILL, held(12)): (0.52, 0.53),
+    (PREFILL, held(14)): (0.50, 0.54),
+    (PREFILL, WHOLE): (0.48, 0.55),
+    (TAIL, PREFILL): (0.45, 0.70),
+    (BULK, PREFILL): (0.50, 0.65),
+    (PREFILL, PREFILL): (0.53, 0.53),
+    (TAIL, PREFILL, held(10)): (0.40, 0.40, 0.40),
     (TAIL, BULK, held(10)): (0.40, 0.53, 0.52),
     (TAIL, WHOLE, WHOLE): (0.41, 0.46, 0.47),
     (BULK, WHOLE, WHOLE): (0.37, 0.45, 0.45),
@@ -51,7 +69,7 @@ MEASURED: Measured = {
     (TAIL, TAIL, TAIL, held(10)): (0.41, 0.41, 0.41, 0.50),
     (BULK, BULK, BULK, held(10)): (0.30, 0.30, 0.30, 0.45),
 }
-"""One H200, a model of 1.5B, the last six from a probe with 0.5B."""
+"""One H200, a model of 1.5B, the last six from a probe with 0.5B; those of prefill are made up."""
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +86,25 @@ def test_all_that_is_to_be_measured_makes_a_table():
     assert set(crowds(4, divisible=True)) == set(MEASURED)
 
 
+def test_batches_of_all_sizes_are_measured_alone_and_in_the_pairs_that_count():
+    assert list(sizes((TAIL,))) == list(sizes((BULK, WHOLE))) == list(sizes((TAIL, BULK))) == [0, 1, 2]
+    assert list(sizes((BULK, held(10)))) == [0, 1, 2]
+    for crowd in ((PREFILL,), (WHOLE,), (TAIL, held(12)), (TAIL, BULK, held(10)), (PREFILL, WHOLE)):
+        assert list(sizes(crowd)) == [1]
+
+
+@pytest.mark.parametrize("kind", ["tail", "prefill"])
 @pytest.mark.parametrize("level", [8, 10, 12, 14])
-def test_a_rollout_beside_a_training_is_as_fast_as_it_was_measured(table, level):
-    decoded, trained = speeds(table, ("tail", 1 - level / LEVELS), ("compute", level / LEVELS))
-    assert decoded == pytest.approx(MEASURED[TAIL, held(level)][0], rel=0.02)
-    assert trained == pytest.approx(MEASURED[TAIL, held(level)][1], rel=0.15)
+def test_a_rollout_beside_a_training_is_as_fast_as_it_was_measured(table, level, kind):
+    rolled, trained = speeds(table, (kind, 1 - level / LEVELS), ("compute", level / LEVELS))
+    assert rolled == pytest.approx(MEASURED[(kind, ALL), held(level)][0], rel=0.02)
+    assert trained == pytest.approx(MEASURED[(kind, ALL), held(level)][1], rel=0.15)
+
+
+def test_where_prefill_was_not_measured_it_is_arithmetic():
+    for others in ([], [("tail", 0.5)], [("prefill", 0.25), ("compute", 0.25)]):
+        as_compute = [("compute" if kind == "prefill" else kind, share) for kind, share in others]
+        assert speeds(H200, ("prefill", 0.5), *others) == speeds(H200, ("compute", 0.5), *as_compute)
 
 
 @pytest.mark.parametrize("kind", ["tail", "bulk"])

@@ -36,23 +36,43 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Worker:
         return Worker(config, prepare_base(config, folder, lambda text: None), "cpu")
 
 
-@pytest.mark.parametrize(("kind", "count"), [("tail", 4), ("bulk", 64)])
-def test_a_rollout_has_its_sequences_until_something_else_is_begun(worker, kind, count, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "size", "count"), [("tail", 0, 1), ("tail", 1, 4), ("bulk", 1, 64), ("bulk", 2, 256)]
+)
+def test_a_rollout_has_its_sequences_until_something_else_is_begun(worker, kind, size, count, monkeypatch):
     monkeypatch.setattr(measure, "LONGEST", 24)
     with worker.held_to(()):
-        step = worker.begin(kind)
+        step = worker.begin(kind, size)
         step()
         assert len(worker.actor.engine.partials()) == count
         for _ in range(20):  # they end, and are begun anew
             step()
         assert worker.actor.engine.has_unfinished()
-        worker.begin("compute")
+        worker.begin("compute", 1)
         assert not worker.actor.engine.has_unfinished()
+
+
+def test_prompts_are_read_that_were_never_read_before(worker, monkeypatch):
+    monkeypatch.setattr(measure, "CONTEXT", 16)
+    monkeypatch.setattr(measure, "TRAINED", 64)
+    asked: list[tuple[int, ...]] = []
+    add = worker.actor.engine.add_request
+    monkeypatch.setattr(
+        worker.actor.engine,
+        "add_request",
+        lambda each: (asked.append(tuple(each.prompt_token_ids)), add(each)),
+    )
+    step = worker.begin("prefill", 1)
+    for _ in range(70):
+        step()
+        assert not worker.actor.engine.has_unfinished()
+    assert {len(prompt) for prompt in asked} == {16}
+    assert len(set(asked)) == len(asked) == 70 * 4
 
 
 def test_a_training_makes_gradients(worker, monkeypatch):
     monkeypatch.setattr(measure, "TRAINED", 64)
-    step = worker.begin("compute")
+    step = worker.begin("compute", 1)
     step()
     assert worker.actor.trainer.optimizer.has_gradients()
 
