@@ -1,13 +1,24 @@
-"""Child processes that never outlive their parent."""
+"""Child processes that never outlive their parent, and those that are forked from one with everything loaded."""
 
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext
 
 PR_SET_PDEATHSIG = 1
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+TOKENIZERS = "transformers.models.auto.tokenization_auto"
+"""Takes seconds to import; tiny models do without it."""
 
 
 def die_with_parent() -> None:
@@ -18,3 +29,35 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent != os.getppid():  # it ended before we asked
         os._exit(1)
+
+
+def needed_for(models: Iterable[str]) -> list[str]:
+    """What processes that read them import."""
+    return [TOKENIZERS] if any(model != "tiny" for model in models) else []
+
+
+def fork_server(preloaded: Iterable[str]) -> ForkServerContext:
+    """Where processes are started from; the first call says what is imported there, once for all of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preloaded))
+    with deaf_children():
+        forkserver.ensure_running()
+    return context
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Who is started inside hears no Ctrl-C; this process hears it afterwards, and decides what becomes of all."""
+    resource_tracker.ensure_running()  # would unblock them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def stay_deaf() -> None:
+    """For whoever was started so: blocked signals would stay blocked in all that it starts itself."""
+    for each in INTERRUPTS:
+        signal.signal(each, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)

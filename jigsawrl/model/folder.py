@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.model.lora import TARGETS, add_lora, linears, load_lora_state, lora_state, merged_weight
@@ -37,7 +37,10 @@ def load_model(folder: Path, dtype: torch.dtype, device: str | torch.device = "c
     spec = read_spec(folder)
     with torch.device("meta"):
         model = Transformer(spec)
-    model = model.to(dtype).to_empty(device=device)
+    for module in model.modules():  # not `to_empty`, which would import sympy, half a second in every process
+        for name, parameter in module.named_parameters(recurse=False):
+            empty = torch.empty(parameter.shape, dtype=dtype, device=device)
+            setattr(module, name, nn.Parameter(empty))
     fill_buffers(model)
     load_weights(model, iterate_weights(folder), str(folder))
     return model

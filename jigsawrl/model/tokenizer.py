@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.model.plain_tokenizer import GENERIC_CLASSES, plain_tokenizer
 
 _PROBE = "12+7=\nab c"
-_GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 class Tokenizer:
@@ -130,11 +130,13 @@ def _load(folder: Path, settings: dict[str, Any], trust_remote_code: bool) -> An
     AutoTokenizer may rebuild the tokenizer by the model's type: a custom one beside a Qwen2 config would
     then lose its newlines.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
     as_it_is = (folder / "tokenizer.json").is_file()
     try:
-        if as_it_is and not _own_code(settings) and settings.get("tokenizer_class") in _GENERIC_CLASSES:
+        if as_it_is and (plain := plain_tokenizer(folder, settings)) is not None:
+            return plain
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+        if as_it_is and not _own_code(settings) and settings.get("tokenizer_class") in GENERIC_CLASSES:
             return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         chosen = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code

@@ -112,7 +112,9 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
         self.lm_head = None if spec.tied else nn.Parameter(torch.empty(spec.vocab_size, spec.hidden_size))
         self.gradient_checkpointing = False
-        cos, sin = rope_tables(spec)
+        # On `meta` nothing has values, and working out their shapes would import torch's compiler.
+        shape = spec.max_positions, spec.head_dim
+        cos, sin = (torch.empty(shape),) * 2 if self.embed_tokens.is_meta else rope_tables(spec)
         self.cos: Tensor
         self.sin: Tensor
         self.register_buffer("cos", cos, persistent=False)

@@ -13,8 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
-from multiprocessing import get_context
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,13 +22,17 @@ from torch import Tensor
 
 from jigsawrl.engine.types import Generation
 from jigsawrl.errors import JigsawError
+from jigsawrl.model.cpu import make_bfloat16_safe
 from jigsawrl.pipeline.actor import Actor
 from jigsawrl.pipeline.actor_process import ProcessHandle, actor_main
 from jigsawrl.pipeline.engines import Engines
+from jigsawrl.processes import fork_server, needed_for
 from jigsawrl.trainer.batch import Batch, balanced_shares, flat_indices
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
+
+PRELOADED = ("jigsawrl.pipeline.preload",)
 
 
 class Handle(Protocol):
@@ -124,19 +127,27 @@ def start_workers(config: RunConfig, base: Path, device: str) -> Workers:
 
 
 def start_actor(config: RunConfig, base: Path, device: str, rank: int, meeting: str) -> ProcessHandle:
-    context = get_context("spawn")
+    context = fork_server([*PRELOADED, *needed_for([config.model.path])])
     ours, theirs = context.Pipe()
     place = f"cuda:{rank}" if device == "cuda" else device
-    process = context.Process(
-        target=actor_main, args=(theirs, config, base, place, rank, config.workers, meeting), daemon=True
-    )
+    arguments = (theirs, config, base, place, rank, config.workers, meeting)
+    process = context.Process(target=actor_in, args=(dict(os.environ), *arguments), daemon=True)
     process.start()
     theirs.close()
     return ProcessHandle(ours, process, rank)
 
 
+def actor_in(environment: Mapping[str, str], *arguments: Any) -> None:
+    """Where it is forked from, the environment is that of the first run in this process."""
+    os.environ.clear()
+    os.environ.update(environment)
+    actor_main(*arguments)
+
+
 def set_up_torch(config: RunConfig, device: str) -> None:
-    """Threads, and whatever determinism needs; once in a process."""
+    """Threads, and whatever the numbers and determinism need; once in a process."""
+    if device == "cpu" and config.model.dtype == "bfloat16":
+        make_bfloat16_safe()
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(config.threads or max(1, cores // config.workers))
     if device.startswith("cuda"):
@@ -145,7 +156,8 @@ def set_up_torch(config: RunConfig, device: str) -> None:
         )  # it plans anew for every length: 60 to 90 ms, seen on an H200
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=device == "cpu")
+        # The same as `use_deterministic_algorithms`, which would import the compiler, a second in every process.
+        torch.set_deterministic_debug_mode("warn" if device == "cpu" else "error")
 
 
 class LocalHandle:

@@ -7,17 +7,15 @@ All are forked from one process that has torch loaded, so a dozen of them are up
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import partial
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jigsawrl import processes
 from jigsawrl.pipeline.base import base_folder
 from jigsawrl.runtime.cores import go_on, stop
 from jigsawrl.store import folders
@@ -161,24 +159,14 @@ class Family:
         self.meeting.rmdir()
 
 
+def prepare_for(models: Iterable[str]) -> None:
+    """Those that processes will read; before the first of them is started."""
+    PRELOADED[:] = dict.fromkeys([*PRELOADED, *processes.needed_for(models)])
+
+
 def fork_server() -> ForkServerContext:
     """Where processes are started from."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    with deaf_children():
-        forkserver.ensure_running()
-    return context
-
-
-@contextmanager
-def deaf_children() -> Iterator[None]:
-    """Who is started inside hears no Ctrl-C: whoever started it decides what becomes of it."""
-    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    return processes.fork_server(PRELOADED)
 
 
 def how_it_ended(process: BaseProcess) -> str:

@@ -25,10 +25,12 @@ from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.interference import table_of
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.graph.profile import Profile, Workload, load_profile, table_on, write_profile
+from jigsawrl.model.cpu import make_bfloat16_safe
 from jigsawrl.pipeline.base import base_folder
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.starts import refuse_what_cannot_fit_apart
 from jigsawrl.runtime.control import Control
+from jigsawrl.runtime.family import prepare_for
 from jigsawrl.runtime.learning import first_outlook
 from jigsawrl.runtime.member import Member
 from jigsawrl.runtime.mind import Mind
@@ -80,6 +82,7 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
         check(own_config(mix, name, wanted))
     if check_mix_folder(asked.config, out, resume):
         refuse_if_in_use(out)
+    prepare_for(run.model.path for run in mix.runs.values())
     with shares_here(mix.config.workers, wanted) as shares:
         return _run(asked, mix, out, resume, progress, bases, shares)
 
@@ -101,6 +104,8 @@ def _run(
     if bases is not None:
         take_bases(list(members.values()), bases)
     durable.replace(out / "config.yaml", text.dump(asked.config.model_dump(mode="json")).encode())
+    if device == "cpu" and any(config.model.dtype == "bfloat16" for config in configs.values()):
+        make_bfloat16_safe()  # once, for all processes
     policy = POLICIES[mix.config.policy]
     progress.message(f"{len(members)} pipelines on {count} workers under {policy.name}; {shares.describe()}")
     left = left_of(members.values()) if resume else []

@@ -1,14 +1,5 @@
-"""Imported once, by the process from which all drivers and actors are forked: heavy modules, and nothing started.
+"""Imported once, by the process from which all drivers and actors are forked: heavy modules, and nothing started."""
 
-Some would only be imported on first use, by every process anew: an optimizer brings in `torch._dynamo`, a tokenizer
-`transformers`.
-"""
-
-from jigsawrl.processes import die_with_parent
-
-die_with_parent()  # before the imports, which take seconds
-
-from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402, F401
-
-import jigsawrl.pipeline.loop  # noqa: E402
-import jigsawrl.runtime.driver  # noqa: E402, F401
+import jigsawrl.pipeline.preload  # first: from then on it dies with its parent, and hears no Ctrl-C
+import jigsawrl.runtime.driver
+import jigsawrl.runtime.shares  # noqa: F401

@@ -9,8 +9,10 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 BUCKET_BYTES = 64 * 1024**2
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ def learning_rate(settings: OptimizerSettings, step: int) -> float:
 class Optimizer:
     """Holds what an update needs beside the model: masters (where weights are bf16), moments, the update count.
 
-    Gradients of all micro-batches of all workers are summed, in float32, before anything is done with them.
+    Gradients of all micro-batches of all workers are summed, in float32, before anything is done with them. Updates
+    are torch's fused AdamW as a function: its class would import `torch._dynamo`, a second in every process.
     """
 
     def __init__(self, module: nn.Module, settings: OptimizerSettings) -> None:
@@ -61,19 +64,8 @@ class Optimizer:
                 self.masters[name] = nn.Parameter(parameter.detach().float())
             else:
                 self.masters[name] = parameter
-        matrices = [p for p in self.masters.values() if p.dim() >= 2]
-        others = [p for p in self.masters.values() if p.dim() < 2]
-        groups = [
-            {"params": matrices, "weight_decay": settings.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        self.adam = torch.optim.AdamW(
-            [g for g in groups if g["params"]],
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=True,
-        )
+        self.moments: dict[str, dict[str, Tensor]] = {}
+        """None before the first update."""
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -110,22 +102,58 @@ class Optimizer:
         norm = float(torch.nn.utils.clip_grad_norm_(masters, self.settings.max_grad_norm or math.inf))
         rate = learning_rate(self.settings, self.steps)
         if math.isfinite(norm):
-            for group in self.adam.param_groups:
-                group["lr"] = rate
-            self.adam.step()
+            self._update(rate)
             self.weights_from_masters()
         else:
             self.skipped += 1
-        self.adam.zero_grad(set_to_none=True)
+        for master in masters:
+            master.grad = None
         self.steps += 1
         return {"grad_norm": norm, "lr": rate, "skipped_updates": float(self.skipped)}
+
+    def _update(self, rate: float) -> None:
+        """All masters, by their gradients; weights decay in matrices only."""
+        settings = self.settings
+        matrices = [name for name, master in self.masters.items() if master.dim() >= 2]
+        others = [name for name, master in self.masters.items() if master.dim() < 2]
+        for names, decay in ((matrices, settings.weight_decay), (others, 0.0)):
+            masters = [self.masters[name] for name in names]
+            steps, firsts, seconds = ([self._moments(name)[key] for name in names] for key in MOMENTS)
+            adamw(
+                masters,
+                [master.grad for master in masters if master.grad is not None],
+                firsts,
+                seconds,
+                [],
+                steps,
+                fused=True,
+                amsgrad=False,
+                beta1=settings.betas[0],
+                beta2=settings.betas[1],
+                lr=rate,
+                weight_decay=decay,
+                eps=settings.eps,
+                maximize=False,
+            )
+
+    def _moments(self, name: str) -> dict[str, Tensor]:
+        """By their names in torch; zeros at first."""
+        if name not in self.moments:
+            master = self.masters[name]
+            zeros = (
+                torch.zeros((), device=master.device),
+                torch.zeros_like(master),
+                torch.zeros_like(master),
+            )
+            self.moments[name] = dict(zip(MOMENTS, zeros, strict=True))
+        return self.moments[name]
 
     def tensors(self) -> dict[str, Tensor]:
         """Masters and moments themselves, by kind and parameter name."""
         found: dict[str, Tensor] = {}
         for name, master in self.masters.items():
             found[f"weight.{name}"] = master.detach()
-            for key, value in self.adam.state.get(master, {}).items():
+            for key, value in self.moments.get(name, {}).items():
                 found[f"{key}.{name}"] = value
         return found
 
@@ -144,15 +172,9 @@ class Optimizer:
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         for name, master in self.masters.items():
             master.copy_(tensors[f"weight.{name}"])
-            moments = {
-                key: tensors[f"{key}.{name}"]
-                for key in ("step", "exp_avg", "exp_avg_sq")
-                if f"{key}.{name}" in tensors
-            }
-            if moments:
-                self.adam.state[master] = {
-                    key: value.clone().to(master.device if key != "step" or master.is_cuda else "cpu")
-                    for key, value in moments.items()
+            if f"step.{name}" in tensors:
+                self.moments[name] = {
+                    key: tensors[f"{key}.{name}"].clone().to(master.device) for key in MOMENTS
                 }
         self.weights_from_masters()
         self.steps, self.skipped = (int(n) for n in tensors["counts"])

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from test_traces import STEP
 
 BENCHMARK = Path(__file__).parent.parent.parent / "benchmarks" / "trace_fidelity.py"
@@ -20,7 +19,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 def test_workloads_never_seen_are_judged_and_the_last_line_is_json(tmp_path):
     index = {}
     for name, factor in (("a_mystery-7b", 1.0), ("b_mystery-7b", 1.2), ("c_mystery-3b", 0.5)):
@@ -40,7 +38,6 @@ def test_workloads_never_seen_are_judged_and_the_last_line_is_json(tmp_path):
     assert len(document["same_workload"]) == 3
 
 
-@pytest.mark.slow
 def test_a_folder_that_is_not_there_ends_with_code_two(tmp_path):
     done = run(str(tmp_path / "none"))
     assert done.returncode == 2

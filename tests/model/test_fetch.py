@@ -27,7 +27,6 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(str(error))
 
 
-@pytest.mark.slow
 def test_the_fetched_model_answers_in_transformers(smollm2: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -45,7 +44,6 @@ def test_the_fetched_model_answers_in_transformers(smollm2: Path) -> None:
     assert answer("What is the capital of France?") == "The capital of France is Paris.<|im_end|>"
 
 
-@pytest.mark.slow
 def test_the_fetched_tokenizer_keeps_text_and_knows_its_ends(smollm2: Path) -> None:
     tokenizer = load_tokenizer(smollm2, trust_remote_code=False)
     assert (tokenizer.eos_token_ids, tokenizer.pad_token_id) == (frozenset({2}), 0)
@@ -57,7 +55,6 @@ def test_the_fetched_tokenizer_keeps_text_and_knows_its_ends(smollm2: Path) -> N
     assert tokenizer.decode(tokens) == "\n<|im_start|>user\ntoo low<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.slow
 def test_a_second_fetch_keeps_the_folder_and_says_so(smollm2: Path) -> None:
     assert [path.name for path in smollm2.parent.iterdir()] == ["smollm2"]
     before = (smollm2 / "model.safetensors").stat()
@@ -68,7 +65,6 @@ def test_a_second_fetch_keeps_the_folder_and_says_so(smollm2: Path) -> None:
     assert "Apache-2.0" in (smollm2 / "README.md").read_text()
 
 
-@pytest.mark.slow
 def test_a_folder_with_torn_weights_is_not_taken_for_the_model(smollm2: Path, tmp_path: Path) -> None:
     torn = tmp_path / "torn"
     torn.mkdir()

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.model.plain_tokenizer import PlainTokenizer
 from jigsawrl.model.tiny import write_tiny
 from jigsawrl.model.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
 
@@ -132,6 +133,29 @@ def test_a_custom_tokenizer_beside_a_qwen2_config_keeps_its_newlines(
     edit(folder / "tokenizer_config.json", tokenizer_class=tokenizer_class)
     tokenizer = load_tokenizer(folder, trust_remote_code=False)
     assert tokenizer.decode(tokenizer.encode("12+7=\nab")) == "12+7=\nab"
+
+
+def test_a_tokenizer_that_is_all_in_its_file_is_taken_from_there(folder: Path) -> None:
+    assert isinstance(load_tokenizer(folder, trust_remote_code=False).inner, PlainTokenizer)
+
+
+def test_a_chat_template_beside_it_is_not_overlooked(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    tokenizer = load_tokenizer(folder, trust_remote_code=False)
+    assert tokenizer.has_chat_template
+    assert tokenizer.render([{"role": "user", "content": "hi"}]) == "[hi]"
+
+
+def test_an_end_that_its_file_does_not_know_is_not_overlooked(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", eos_token="<end>")
+    tokenizer = load_tokenizer(folder, trust_remote_code=False)
+    assert tokenizer.decode([tokenizer.eos_token_id]) == "<end>"
+
+
+def test_further_settings_are_not_overlooked(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", extra_special_tokens=["<think>"])
+    tokenizer = load_tokenizer(folder, trust_remote_code=False)
+    assert len(tokenizer.encode("<think>")) == 1
 
 
 @pytest.fixture

@@ -109,7 +109,6 @@ def test_a_saved_dataset_is_read_shard_after_shard(tmp_path: Path) -> None:
     assert [task[index].text for index in range(len(task))] == ["a", "b", "c"]
 
 
-@pytest.mark.slow
 def test_a_dataset_saved_by_the_datasets_package_is_read(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     dataset = datasets.Dataset.from_list([VERL_ROW | {"extra_info": {"index": index}} for index in range(5)])

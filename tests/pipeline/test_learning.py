@@ -9,8 +9,6 @@ from small_runs import SMALL, SUMS, config, metrics, train
 
 from jigsawrl.pipeline.warmup import prepare_base
 
-pytestmark = pytest.mark.slow
-
 KL = {"kl_coef": 0.01}
 CASES = {
     "grpo, ppo": {},

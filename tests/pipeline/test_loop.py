@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,6 +71,16 @@ def test_an_agentic_task_takes_turns_and_tool_latency_does_not_change_what_is_le
     assert metrics(tmp_path / "a")[0]["reward/mean"] > 0
     events = [json.loads(line) for line in (tmp_path / "b" / "events.jsonl").read_text().splitlines()]
     assert any(event.get("substage") == "tool" for event in events)
+
+
+def test_a_tiny_model_is_trained_without_what_takes_seconds_to_import(tmp_path):
+    train = "from small_runs import train; train(Path('run'), steps=1, deterministic=True)"
+    heavy = "{'transformers', 'sympy', 'torch._dynamo', 'torch.distributed.tensor'}"
+    code = f"import sys; from pathlib import Path; {train}; print({heavy} & sys.modules.keys())"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1:] == ["set()"], done.stderr
 
 
 @pytest.mark.slow

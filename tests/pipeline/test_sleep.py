@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,16 @@ import pytest
 import torch
 from small_runs import SMALL, config, learned
 
-from jigsawrl.config import RunConfig
 from jigsawrl.engine.types import Request, SampleKey, SamplingParams
 from jigsawrl.errors import JigsawError
 from jigsawrl.model.tiny import write_tiny
 from jigsawrl.pipeline import kept
 from jigsawrl.pipeline.actor import Actor
-from jigsawrl.pipeline.actor_process import ProcessHandle, actor_main
-from jigsawrl.pipeline.engines import Engines
 from jigsawrl.pipeline.loop import run
 from jigsawrl.pipeline.residency import Swapped
 from jigsawrl.pipeline.surroundings import Alone, Phase
 from jigsawrl.pipeline.warmup import prepare_base
-from jigsawrl.pipeline.workers import Workers
+from jigsawrl.pipeline.workers import Workers, start_workers
 from jigsawrl.store.store import Store
 from jigsawrl.telemetry.progress import Progress
 from jigsawrl.trainer.batch import Batch
@@ -171,14 +167,14 @@ def test_engine_and_trainer_still_share_one_model_and_its_tensors_stay_in_place(
     parameters = dict(actor.model.named_parameters())
     view = actor.model.embed_tokens.data[3:5]
     expected, before = view.clone(), copied(actor)
-    moments = [id(t) for each in actor.trainer.optimizer.adam.state.values() for t in each.values()]
+    moments = [id(t) for each in actor.trainer.optimizer.moments.values() for t in each.values()]
     actor.sleep(store.root, "a")
     assert actor.model.embed_tokens.untyped_storage().nbytes() == 0
     actor.wake_up(store.root, "a")
     assert all(parameter is parameters[name] for name, parameter in actor.model.named_parameters())
     assert actor.engine.model is actor.trainer.model
     assert torch.equal(view, expected)
-    assert [id(t) for e in actor.trainer.optimizer.adam.state.values() for t in e.values()] == moments
+    assert [id(t) for each in actor.trainer.optimizer.moments.values() for t in each.values()] == moments
     assert_equal(copied(actor), before)
 
 
@@ -278,7 +274,7 @@ def test_sleepers_in_processes_free_their_memory_stay_together_and_lose_nothing_
     store, folder = stores(), tmp_path / "base"
     write_tiny(folder, layers=8, hidden=256, heads=4, kv_heads=2, seed=0)
     settings = config(model={"path": str(folder)}, workers=2, algorithm={"kl_coef": 0.1})
-    with closing(forked(settings, folder, tmp_path)) as gang:
+    with closing(start_workers(settings, folder, "cpu")) as gang:
         processes = [handle.process for handle in gang.handles]
         gang.forward_backward("forward_backward", some_batch())
         gang.all("optim_step")
@@ -304,23 +300,6 @@ def test_sleepers_in_processes_free_their_memory_stay_together_and_lose_nothing_
     assert found is not None
     assert (found.step, found.state) == (1, {"cursor": 8})
     assert_equal(found.tensors, before[0])
-
-
-def forked(settings: RunConfig, folder: Path, meeting: Path) -> Workers:
-    """Workers that start faster than those of `start_workers`."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["jigsawrl.runtime.preload"])
-    handles = []
-    for rank in range(settings.workers):
-        ours, theirs = context.Pipe()
-        arguments = (theirs, settings, folder, "cpu", rank, settings.workers, f"file://{meeting}/gang")
-        process = context.Process(target=actor_main, args=arguments, daemon=True)
-        process.start()
-        theirs.close()
-        handles.append(ProcessHandle(ours, process, rank))
-    workers = Workers(handles, Engines(handles))
-    workers.all("ready")
-    return workers
 
 
 def private_bytes(pid: int | None) -> int:

@@ -15,6 +15,7 @@ from jigsawrl.runtime.control import Control, ask
 
 SUMS = """
 steps: {steps}
+threads: 1
 model: {{tiny: {{layers: 2, hidden: 64, heads: 4, kv_heads: 2, warmup_steps: 40, warmup_noise: 0.3}}}}
 task: {{kind: arithmetic, max_number: 6, size: 49}}
 rollout: {{prompts_per_step: 8, samples: 4, max_tokens: 6}}

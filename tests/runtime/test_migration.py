@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from jigsawrl.pipeline.engines import Engines
 from jigsawrl.pipeline.rollout import rollout_of
 from jigsawrl.pipeline.trajectory import Trajectory
 from jigsawrl.pipeline.warmup import prepare_base
-from jigsawrl.runtime.family import PRELOADED
+from jigsawrl.runtime.family import fork_server
 from jigsawrl.runtime.start import start_actor
 
 pytestmark = pytest.mark.slow
@@ -106,8 +105,7 @@ def actors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """Two of one pipeline, each in a process of its own."""
     config = checked({"name": "moved", "threads": 1, "device": "cpu", **RUNS[request.param]})
     base = prepare_base(config, tmp_path_factory.mktemp("actors"), lambda _: None)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context = fork_server()
     handles = []
     for rank in range(2):
         ours, theirs = context.Pipe()

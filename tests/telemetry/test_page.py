@@ -167,7 +167,6 @@ def test_a_report_that_fails_leaves_the_one_that_was_there(tmp_path: Path) -> No
     assert sorted(path.name for path in folder.iterdir()) == ["events.jsonl", "report.html", "timeline.json"]
 
 
-@pytest.mark.slow
 def test_a_hundred_thousand_spans_make_a_small_page_soon(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     clocks = np.zeros(16)

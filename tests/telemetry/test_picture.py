@@ -106,7 +106,6 @@ def test_any_names_make_a_whole_document(title: str, name: str) -> None:
     assert len(drawn(picture)) == 1
 
 
-@pytest.mark.slow
 def test_a_picture_of_very_many_spans_stays_under_a_megabyte() -> None:
     rng = np.random.default_rng(0)
     t0 = rng.uniform(0, 3000, 200_000).tolist()

@@ -176,6 +176,24 @@ def test_an_update_with_a_nan_is_left_out_and_counted():
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+def test_updates_are_those_of_torchs_adamw_bit_for_bit():
+    model, other = random_model(), random_model()
+    optimizer = Optimizer(model, OptimizerSettings(lr=1e-2, weight_decay=0.1, max_grad_norm=None))
+    matrices, vectors = (
+        [p for p in other.parameters() if (p.dim() > 1) == matrix] for matrix in (True, False)
+    )
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    reference = torch.optim.AdamW(groups, lr=1e-2, fused=True)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            ours.grad = torch.randn(ours.shape, generator=generator)
+            theirs.grad = ours.grad.clone()
+        optimizer.step()
+        reference.step()
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
