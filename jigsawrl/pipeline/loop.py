@@ -20,7 +20,6 @@ import torch
 
 from jigsawrl import durable
 from jigsawrl.errors import JigsawError
-from jigsawrl.model.cpu import make_bfloat16_safe
 from jigsawrl.model.spec import read_spec
 from jigsawrl.model.tokenizer import load_tokenizer
 from jigsawrl.pipeline.actor import choose_device
@@ -67,8 +66,6 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     durable.replace(out / "config.yaml", config.to_yaml().encode())
     device = choose_device(config)
-    if config.model.dtype == "bfloat16" and device == "cpu":
-        make_bfloat16_safe()
     set_up_torch(config, device)
     base = prepare_base(config, out, progress.message)
     with ExitStack() as stack:
