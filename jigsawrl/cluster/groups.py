@@ -101,3 +101,5 @@ class Decision:
     why: str
     passed_over: Mapping[str, int] = field(default_factory=dict)
     """How many other groups could not take it, by the reason."""
+    beside: tuple[str, ...] = ()
+    """Jobs whose group it joined."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jigsawrl.cluster.from_config import Scene
-from jigsawrl.cluster.groups import Decision
+from jigsawrl.cluster.groups import Decision, Group, How
 from jigsawrl.cluster.rounds import unsaturated
 from jigsawrl.cluster.scheduler import Scheduler
 from jigsawrl.cluster.simulation import Outcome
@@ -81,8 +81,38 @@ def plan(scene: Scene) -> Plan:
         for decision in scheduler.arrive(job, allowed):
             decisions[decision.job] = decision
     shapes = scheduler.shapes
-    alone = sum(next(shapes.isolated(shapes.standing(job))).price for job in scene.jobs)
-    return Plan(scene, scheduler, decisions, alone)
+    alone = {job.name: next(shapes.isolated(shapes.standing(job))).price for job in scene.jobs}
+    for group in scheduler.groups.values():
+        for name in group.standings:
+            placed = decisions[name]
+            if placed.how == "moved" or {name, *placed.beside} != group.standings.keys():
+                decisions[name] = _as_it_ends(placed, group, sum(alone[each] for each in group.standings))
+    return Plan(scene, scheduler, decisions, sum(alone.values()))
+
+
+def _as_it_ends(decision: Decision, group: Group, alone: float) -> Decision:
+    """Of a job whose group became another one as others were placed: nobody moves, as nothing has begun."""
+    name = decision.job
+    rollout, training = group.nodes_of(name)
+    beside = [each for each in group.standings if each != name]
+    costs = f"${group.shape.price:,.2f}/h"
+    how: How = "packed"
+    if not beside:
+        how, why = "new group", f"a group of its own, {costs}: beside others it all would cost more"
+    else:
+        names, saves = ", ".join(beside), f"{costs} together, ${alone:,.2f}/h if each were alone"
+        if not any(rollout & group.nodes_of(each)[0] for each in beside):
+            how, names = "scaled", f"{names} with rollout nodes of its own"
+        why = f"beside {names}: {saves}"
+    return replace(
+        decision,
+        how=how,
+        group=group.number,
+        rollout_nodes=tuple(sorted(rollout)),
+        training_nodes=tuple(sorted(training)),
+        why=why,
+        beside=tuple(beside),
+    )
 
 
 def scheduler_of(scene: Scene) -> Scheduler:

@@ -90,11 +90,16 @@ class Scheduler:
         self._changed, self._moved, self._preempted = set(), set(), set()
         return found
 
-    def arrive(self, job: Job, allowed: float | None = None) -> list[Decision]:
-        """A new job; `allowed`: seconds until its deadline. The first decision is its own."""
+    def arrive(
+        self, job: Job, allowed: float | None = None, overtaken: int = 0, preempted: int = 0
+    ) -> list[Decision]:
+        """A new job; `allowed`: seconds until its deadline. The first decision is its own.
+
+        Who was here before, under an earlier scheduler, has been `overtaken` and `preempted` so often.
+        """
         standing = self.shapes.standing(job, allowed)
         self._came += 1
-        standing.came = self._came
+        standing.came, standing.overtaken, standing.preempted = self._came, overtaken, preempted
         found = self._admit(standing)
         if self._preempted:
             found += self._admitted()
@@ -158,7 +163,9 @@ class Scheduler:
         for standing in sorted(group.standings.values(), key=lambda each: each.job.name != name):
             rest = {each: s for each, s in group.standings.items() if each != standing.job.name}
             if rest and self.shapes.without(group.shape, rest, {standing.job.name}) is not None:
-                within = (standing.allowed - moving_seconds(standing)) / max(standing.left, 1e-9)
+                lost = moving_seconds(standing)
+                most = (standing.allowed - lost) / max(standing.left, 1e-9)
+                within = max(min(most, 1.0), standing.bound_after(lost))  # with a reserve again, or alone
                 place = cheapest(self.shapes, others, self.nodes, standing, within)
                 if place is not None and place.shape.slowdown(standing.job.name) <= within:
                     return [self._leaves(group, standing, place)]
@@ -257,6 +264,7 @@ class Scheduler:
             place.shape.slowdown(name),
             _why(place, beside),
             dict(place.passed_over),
+            tuple(beside),
         )
 
     def _become(self, group: Group, shape: Shape, standings: dict[str, Standing]) -> None:

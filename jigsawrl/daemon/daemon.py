@@ -152,7 +152,7 @@ class Daemon:
 
     def _look_at_ledger(self) -> None:
         self.ever = self.ledger.count()
-        for entry in self.ledger.asked():
+        for entry in sorted(self.ledger.asked(), key=lambda job: -job.terms.priority):
             if entry.name in self.jobs:
                 self._cancel(self.jobs[entry.name])
             else:
@@ -166,7 +166,8 @@ class Daemon:
         self.jobs[job.name] = job
         self._stand()
         found = job_of(job, self.cluster, (job.submitted - self.began) / HOUR)
-        decisions = self.scheduler.arrive(found, self._allowed(job, self._solo(job)))
+        allowed = self._allowed(job, self._solo(job))
+        decisions = self.scheduler.arrive(found, allowed, job.overtaken, job.preempted)
         self._decided(decisions)
 
     def _cancel(self, job: JobEntry) -> None:
@@ -351,6 +352,8 @@ class Daemon:
                 job.state = "waiting" if home is None else "running"
                 job.group = home
                 job.planned = None if home is None else self.scheduler.groups[home].shape.slowdown(job.name)
+                standing = self.scheduler.standing(job.name)
+                job.overtaken, job.preempted = standing.overtaken, standing.preempted
                 self.ledger.save(job)
 
     # What is done

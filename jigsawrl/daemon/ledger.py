@@ -23,7 +23,7 @@ from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
 from jigsawrl.store import locks
 
-FORMAT = 1
+FORMAT = 2
 FILE, LOCK = "cluster.db", "cluster.lock"
 PATIENCE_S = 30.0
 """For another process to let go of the ledger; transactions take milliseconds."""
@@ -35,7 +35,8 @@ CREATE TABLE jobs (
     number INTEGER PRIMARY KEY, name TEXT UNIQUE, run TEXT, terms TEXT, submitted REAL, cancel INTEGER DEFAULT 0,
     state TEXT DEFAULT 'submitted', reason TEXT DEFAULT '', step INTEGER DEFAULT 0, furthest INTEGER DEFAULT 0,
     deaths INTEGER DEFAULT 0, began INTEGER DEFAULT 0, spent REAL DEFAULT 0, grp INTEGER, planned REAL,
-    rollout TEXT DEFAULT '[]', training TEXT DEFAULT '[]', ended REAL
+    rollout TEXT DEFAULT '[]', training TEXT DEFAULT '[]', ended REAL, overtaken INTEGER DEFAULT 0,
+    preempted INTEGER DEFAULT 0
 );
 CREATE TABLE groups (number INTEGER PRIMARY KEY, price REAL, rollout_nodes TEXT, training_nodes TEXT, jobs TEXT);
 CREATE TABLE nodes (name TEXT PRIMARY KEY, broken INTEGER);
@@ -75,6 +76,10 @@ class JobEntry:
     """Seconds of its last phases, on as many nodes as it asks for."""
     training: list[float] = field(default_factory=list)
     ended: float | None = None
+    overtaken: int = 0
+    """Jobs that came later, and got nodes while it waited."""
+    preempted: int = 0
+    """How often it had to leave its nodes to a job of higher priority."""
 
     @property
     def steps(self) -> int:
@@ -201,6 +206,8 @@ class Ledger:
             "rollout": json.dumps(job.rollout),
             "training": json.dumps(job.training),
             "ended": job.ended,
+            "overtaken": job.overtaken,
+            "preempted": job.preempted,
         }
         columns = ", ".join(f"{column} = ?" for column in values)
         self.db.execute(f"UPDATE jobs SET {columns} WHERE name = ?", [*values.values(), job.name])
@@ -294,7 +301,7 @@ def _connect(folder: Path) -> sqlite3.Connection:
 
 def _job(row: Sequence[Any]) -> JobEntry:
     _, name, run, terms, submitted, cancel, state, reason, step, furthest, deaths, began, spent, *rest = row
-    group, planned, rollout, training, ended = rest
+    group, planned, rollout, training, ended, overtaken, preempted = rest
     return JobEntry(
         name,
         RunConfig.model_validate_json(run),
@@ -313,6 +320,8 @@ def _job(row: Sequence[Any]) -> JobEntry:
         json.loads(rollout),
         json.loads(training),
         ended,
+        overtaken,
+        preempted,
     )
 
 

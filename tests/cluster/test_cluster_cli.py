@@ -9,6 +9,7 @@ import pytest
 from cli_helpers import Case, Outcome, outcomes_of, without_torch
 
 from jigsawrl.cluster.from_config import cluster_of, job_of, scene_of
+from jigsawrl.cluster.plan import plan
 from jigsawrl.config.cluster import ClusterConfig, JobConfig, load_cluster_file, load_jobs_file
 from jigsawrl.graph.profile import load_profile
 
@@ -124,6 +125,17 @@ def test_a_plan_says_who_goes_where_and_why(outcomes: dict[str, Outcome]) -> Non
     assert [group["jobs"] for group in found["groups"]] == [["a", "b"]]
     assert found["jobs"]["b"]["why"] == "beside a: no node is added"
     assert found["dollars_per_hour"] * 2 == found["alone_dollars_per_hour"] == pytest.approx(114.08)
+
+
+def test_reasons_tell_of_the_plan_as_it_is_and_not_of_how_it_was_made() -> None:
+    """Groups become others while the example's jobs are placed; nobody moves, as nothing runs yet."""
+    found = plan(scene_of(load_cluster_file(EXAMPLE / "cluster.yaml"), load_jobs_file(EXAMPLE / "jobs.yaml")))
+    for name, decision in found.decisions.items():
+        group = found.scheduler.groups[found.scheduler.home[name]]
+        others = [each for each in group.standings if each != name]
+        assert decision.why.startswith(f"beside {', '.join(others)}" if others else "a group of its own")
+        assert decision.how in ("packed", "scaled", "new group")
+        assert {*decision.rollout_nodes} == group.nodes_of(name)[0]
 
 
 def test_a_simulation_says_what_it_cost_and_who_was_late(outcomes: dict[str, Outcome]) -> None:

@@ -140,6 +140,16 @@ def test_a_wide_job_is_overtaken_only_so_often_and_then_gets_its_nodes(departure
     assert len(overtook) <= OVERTAKINGS
 
 
+def test_a_job_that_was_overtaken_often_under_an_earlier_scheduler_is_not_overtaken_again():
+    scheduler = Scheduler(two_pools(2, 2), largest=1)
+    scheduler.arrive(job("first"))
+    scheduler.arrive(job("wide", rollout_nodes=2, training_nodes=2), overtaken=OVERTAKINGS - 1)
+    assert scheduler.arrive(job("last to pass"))[0].how == "new group"
+    scheduler.depart("first")
+    assert scheduler.arrive(job("held back"))[0].why == "others wait for longer"
+    assert [each.job for each in scheduler.depart("last to pass")] == ["wide"]
+
+
 def test_a_job_that_waits_for_broken_nodes_holds_nobody_back():
     scheduler = Scheduler(two_pools(2, 2), largest=1)
     scheduler.fail("train-1")
