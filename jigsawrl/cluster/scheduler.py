@@ -25,7 +25,7 @@ from jigsawrl.cluster.placing import Place, cheapest
 from jigsawrl.cluster.pools import Cluster
 from jigsawrl.cluster.regroup import Effort, Regrouping, better, moving_seconds
 from jigsawrl.cluster.shapes import Shape, Shapes, Standing
-from jigsawrl.cluster.waiting import goes_before, held_back, outranked
+from jigsawrl.cluster.waiting import goes_before, held_back, outranked, outranked_beside
 
 LARGEST = 5
 """Jobs in a group; the paper finds nothing in more."""
@@ -211,10 +211,15 @@ class Scheduler:
 
     def _freed(self, standing: Standing) -> list[Standing]:
         """Those that leave their nodes to a more important job, and wait again; nobody if that is no help."""
+        around = self.shapes, self.nodes, list(self.groups.values()), standing
         found: list[Standing] = []
-        for group in outranked(self.shapes, self.nodes, self.groups.values(), standing):
+        for group in outranked(*around):
             found += group.standings.values()
             self._without(group, set(group.standings))
+        if not found and (beside := outranked_beside(*around)) is not None:
+            group, gone = beside
+            found += gone
+            self._without(group, {each.job.name for each in gone})
         for each in found:
             each.preempted += 1
             self.waiting[each.job.name] = each

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from jigsawrl.cluster.groups import Group
 from jigsawrl.cluster.nodes import Nodes
+from jigsawrl.cluster.placing import cheapest
 from jigsawrl.cluster.shapes import Shape, Shapes, Standing
 
 OVERTAKINGS = 8
@@ -55,6 +56,44 @@ def outranked(shapes: Shapes, nodes: Nodes, groups: Iterable[Group], standing: S
                 taken = fewer
         return taken
     return ()
+
+
+def outranked_beside(
+    shapes: Shapes, nodes: Nodes, groups: Iterable[Group], standing: Standing
+) -> tuple[Group, Sequence[Standing]] | None:
+    """A group that could take the job if some less important ones left it, and those: one if that is enough, which is
+    the least important that came last, else all of them. Whoever stays keeps its promise."""
+    mixed = []
+    for group in groups:
+        less = [each for each in group.standings.values() if _yields(each, standing)]
+        if less and len(less) < len(group.standings):
+            less.sort(key=_importance)
+            mixed.append((group, less))
+    for group, less in sorted(mixed, key=lambda each: _importance(each[1][0])):
+        for gone in (*([each] for each in less), less):
+            smaller = _without(shapes, group, {each.job.name for each in gone})
+            if smaller is not None:
+                place = cheapest(shapes, [smaller], nodes, standing)
+                if place is not None and place.group is smaller:
+                    return group, gone
+    return None
+
+
+def _importance(standing: Standing) -> tuple[float, int]:
+    return standing.job.priority, -standing.came
+
+
+def _without(shapes: Shapes, group: Group, names: set[str]) -> Group | None:
+    """What would be left of a group."""
+    rest = {name: each for name, each in group.standings.items() if name not in names}
+    shape = shapes.without(group.shape, rest, names)
+    if shape is None:
+        return None
+    standings = {turn.name: rest[turn.name] for turn in shape.turns}
+    rollout = group.rollout_nodes[: shape.rollout_nodes]
+    found = Group(group.number, shape, standings, rollout, group.training_nodes[: shape.training_nodes])
+    found.measure(shapes.cluster)
+    return found
 
 
 def _yields(one: Standing, other: Standing) -> bool:

@@ -301,6 +301,19 @@ def test_an_important_job_gets_the_nodes_of_the_latest_less_important_one():
     check(scheduler)
 
 
+def test_beside_jobs_as_important_as_itself_a_job_gets_the_seat_of_a_less_important_one():
+    scheduler = Scheduler(two_pools(1, 1))
+    for name, priority in {"equal": 1, "low": 0}.items():
+        scheduler.arrive(job(name, priority=priority))
+    scheduler.changes()
+    decisions = scheduler.arrive(job("important", priority=1))
+    assert [(each.job, each.how) for each in decisions] == [("important", "packed"), ("low", "preempted")]
+    assert set(scheduler.groups[0].standings) == {"equal", "important"}
+    assert (scheduler.changes().preempted, list(scheduler.waiting)) == ({"low"}, ["low"])
+    assert [each.job for each in scheduler.depart("equal")] == ["low"]
+    check(scheduler)
+
+
 def test_nobody_is_preempted_more_than_a_few_times():
     scheduler = Scheduler(two_pools(1, 1), largest=1)
     scheduler.arrive(job("low"))
