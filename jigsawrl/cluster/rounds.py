@@ -43,13 +43,11 @@ class Turn:
     """A step alone, where that is best."""
     limit: float
     """What a step may take."""
-    caution: float = 0.0
-    """By how much its phases are planned longer than they typically are, for the sake of those that wait for them."""
 
     @property
     def step(self) -> float:
-        """Without waiting, as it typically is: its promise is about the very phases it has, however long."""
-        return self.rollout + self.training - self.caution
+        """Without waiting."""
+        return self.rollout + self.training
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,39 +100,28 @@ def ready_seconds(turns: Sequence[Turn], places: Places, shared: bool) -> tuple[
 
 
 def likely_seconds(turns: Sequence[Turn], places: Places, shared: bool) -> tuple[float, ...]:
-    """What each one's step likely takes, first come, first served.
+    """What each one's step likely takes, first come, first served, by mean value analysis.
 
-    Jobs with a rollout node in common go in turn, as each finds the others waiting there: a round takes as long as
-    the longest one, or as they hold a node, and who is shorter goes round again only while the longest is in its
-    tail. They do not meet at training. Jobs of other nodes are met there as often as they are there on the mean: half
-    of a phase is still to come if it runs, all of it if it waits.
+    Who asks for a node finds another job there as often as that one is there on the mean: half of its phase is still
+    to come if it runs, all of it if it waits.
     """
-    if shared:
-        return (round_seconds(turns, places, shared),) * len(turns)
-    label = _meetings(places)
-    sets = []
-    for one in set(label):
-        some = [k for k, each in enumerate(label) if each == one]
-        longest = max([turns[k] for k in some], key=_step)
-        least = load([turns[k] for k in some], [places[k] for k in some], shared)
-        sets.append((some, longest, least if len(some) > 1 else 0.0))
-    seconds = [each.step for each in turns]
-    met = [each.training * each.training / 2 / each.step for each in turns]
+    meets = _meetings(places)
+    phases = [(each.step, each.hold, each.training) for each in turns]
+    seconds = [step for step, _, _ in phases]
+    met = [(hold * hold / 2 / step, training * training / 2 / step) for step, hold, training in phases]
     for _ in range(SWEEPS):
-        for some, longest, least in sets:
-            wait = sum(met) - sum([met[k] for k in some])
-            whole = max(least, longest.step + wait)
-            alone = whole - longest.hold - longest.training
-            for k in some:
-                mine = turns[k]
-                laps = 1.0 if mine is longest else 1 + max(0.0, alone - mine.hold) / mine.step
-                seconds[k] = max(mine.step + wait, whole / laps)
-                met[k] = mine.training * (mine.training / 2 + wait) / seconds[k]
+        for k, (step, hold, training) in enumerate(phases):
+            mine, first, second = meets[k], 0.0, 0.0
+            for j, (rollouts, trainings) in enumerate(met):
+                if j != k:
+                    second += trainings
+                    if shared or meets[j] == mine:
+                        first += rollouts
+            if shared:
+                first = second = first + second
+            seconds[k] = whole = step + first + second
+            met[k] = hold * (hold / 2 + first) / whole, training * (training / 2 + second) / whole
     return tuple(seconds)
-
-
-def _step(turn: Turn) -> float:
-    return turn.step
 
 
 def _met(turns: Sequence[Turn], meets: Sequence[int], shared: bool, k: int, seconds: float) -> list[float]:

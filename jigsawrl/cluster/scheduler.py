@@ -163,9 +163,7 @@ class Scheduler:
         for standing in sorted(group.standings.values(), key=lambda each: each.job.name != name):
             rest = {each: s for each, s in group.standings.items() if each != standing.job.name}
             if rest and self.shapes.without(group.shape, rest, {standing.job.name}) is not None:
-                lost = moving_seconds(standing)
-                most = (standing.allowed - lost) / max(standing.left, 1e-9)
-                within = max(min(most, 1.0), standing.bound_after(lost))  # with a reserve again, or alone
+                within = (standing.allowed - moving_seconds(standing)) / max(standing.left, 1e-9)
                 place = cheapest(self.shapes, others, self.nodes, standing, within)
                 if place is not None and place.shape.slowdown(standing.job.name) <= within:
                     return [self._leaves(group, standing, place)]

@@ -19,7 +19,7 @@ from jigsawrl.cluster.seats import apart, seatings
 
 START_STEPS = 3
 """Steps' worth of its promise that a job keeps back for the waits when it, or another, enters or leaves a group."""
-RESERVE = 0.03
+RESERVE = 0.01
 """See `Standing.reserve`."""
 MOST_BOUND = 3.0
 """A job that is far ahead of its promise is not slowed down more than that."""
@@ -54,7 +54,7 @@ class Standing:
     allowed: float
     """Seconds that are left to do them in."""
     reserve: float = 0.0
-    """Part of the time for waiting that is kept back, where plans go by likely waits: those may turn out longer."""
+    """Part of what is left that is kept back, where durations are not limits and may drift."""
     bound: float = 0.0
     """Slowdown that a group may be planned with. The promise is about the whole job: what it is ahead may be used."""
     came: int = 0
@@ -68,8 +68,8 @@ class Standing:
 
     def bound_after(self, lost: float) -> float:
         """The slowdown that it may be planned with once it has lost so many seconds."""
-        spare = self.allowed - lost - START_STEPS * self.alone
-        return (spare - self.reserve * max(0.0, spare - self.left)) / max(self.left, 1e-9)
+        spare = self.allowed - lost - START_STEPS * self.alone - self.reserve * self.left
+        return spare / max(self.left, 1e-9)
 
     def bind(self) -> None:
         """Follows what is left and allowed, if that changes the bound by more than a little."""
@@ -176,9 +176,7 @@ class Shapes:
 
     def _turn(self, standing: Standing, pair: Pair, training_nodes: int, shares: bool) -> Turn:
         job = standing.job
-        durations = job.durations(*pair, training_nodes)
-        rollout, training = (each.at(self.level) for each in durations)
-        typical = sum([each.at(self.alone_level) for each in durations])
+        rollout, training = (each.at(self.level) for each in job.durations(*pair, training_nodes))
         warm = (job.warm_rollout, job.warm_training) if shares else (0.0, 0.0)
         tail = 0.0 if self.surely or not shares else job.tail * (1 - TAIL_SHARE)
         return Turn(
@@ -189,7 +187,6 @@ class Shapes:
             sum(warm),
             standing.alone,
             standing.alone * standing.bound,
-            rollout + training - typical,
         )
 
     def isolated(self, standing: Standing) -> Iterator[Shape]:
