@@ -10,7 +10,10 @@ job's phases not more often than that job comes round, which is not faster than 
     T = alone + sum over others j sharing a node of phase_j * min(1, T / alone_j)
 
 The right side is concave in T, so that T keeps a limit if and only if the right side does so at the limit. That is
-what it takes at most; what it likely takes is much less, and plans that are not to hold surely go by that.
+what it takes at most; what it likely takes is much less.
+
+By need: whose step must be done first goes first, and nodes are kept free for who cannot wait (`need`). Plans that
+are not to hold surely go by what that is foreseen to take, or by rounds.
 """
 
 from __future__ import annotations
@@ -18,12 +21,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jigsawrl.cluster.need import Runner, foreseen
 from jigsawrl.cluster.permits import Order
 
 SLACK = 1e-9
 """Relative; what rounding may add to a time."""
-SWEEPS = 5
-"""After which the likely waits of up to five jobs hardly change any more."""
 Places = Sequence[tuple[int, ...]]
 """Of each job: which of the group's rollout nodes. All of them share its training nodes."""
 
@@ -99,29 +101,24 @@ def ready_seconds(turns: Sequence[Turn], places: Places, shared: bool) -> tuple[
     return tuple(found)
 
 
-def likely_seconds(turns: Sequence[Turn], places: Places, shared: bool) -> tuple[float, ...]:
-    """What each one's step likely takes, first come, first served, by mean value analysis.
-
-    Who asks for a node finds another job there as often as that one is there on the mean: half of its phase is still
-    to come if it runs, all of it if it waits.
-    """
-    meets = _meetings(places)
-    phases = [(each.step, each.hold, each.training) for each in turns]
-    seconds = [step for step, _, _ in phases]
-    met = [(hold * hold / 2 / step, training * training / 2 / step) for step, hold, training in phases]
-    for _ in range(SWEEPS):
-        for k, (step, hold, training) in enumerate(phases):
-            mine, first, second = meets[k], 0.0, 0.0
-            for j, (rollouts, trainings) in enumerate(met):
-                if j != k:
-                    second += trainings
-                    if shared or meets[j] == mine:
-                        first += rollouts
-            if shared:
-                first = second = first + second
-            seconds[k] = whole = step + first + second
-            met[k] = hold * (hold / 2 + first) / whole, training * (training / 2 + second) / whole
-    return tuple(seconds)
+def runners_of(turns: Sequence[Turn], places: Places, shared: bool, now: float) -> list[Runner]:
+    """The jobs as they go by need, from now on."""
+    taken = [sum([1 << node for node in nodes]) for nodes in places]
+    every = 0
+    for nodes in taken:
+        every |= nodes
+    training = every if shared else 1 << every.bit_length()
+    return [
+        Runner(
+            each.name,
+            (nodes, training),
+            (each.rollout, each.training),
+            (each.hold, each.training),
+            each.limit,
+            now + each.limit,
+        )
+        for each, nodes in zip(turns, taken, strict=True)
+    ]
 
 
 def _met(turns: Sequence[Turn], meets: Sequence[int], shared: bool, k: int, seconds: float) -> list[float]:
@@ -175,10 +172,10 @@ def judged(turns: Sequence[Turn], places: Places, shared: bool) -> Verdict:
 
 def likely(turns: Sequence[Turn], places: Places, shared: bool) -> Verdict:
     """The order in which all likely keep their limits, and go on fastest if they do so in both."""
-    ready = Verdict("as-ready", likely_seconds(turns, places, shared))
     rounds = Verdict("round-robin", (round_seconds(turns, places, shared),) * len(turns))
+    by_need = Verdict("by-need", tuple(foreseen(runners_of(turns, places, shared, 0.0))))
     return min(
-        ready,
+        by_need,
         rounds,
         key=lambda verdict: (
             max(1 + SLACK, lateness(turns, verdict)),

@@ -31,7 +31,7 @@ TAIL_SHARE = 0.25
 """Of a node that a rollout's tail stays on, while the next rollout starts on the rest."""
 EFFICIENCY = 2.0
 """Dollars that a job costs alone for one that it costs in a group, on the mean: what is left to do is paid for so."""
-TRIED = 3
+TRIED = 1
 """Ways to put jobs onto so many nodes that are judged, where plans need not be the cheapest."""
 KEPT = 200_000
 """Judged sets of jobs that are remembered."""
@@ -239,17 +239,25 @@ class Shapes:
             if verdict.seconds[0] > most * (1 + SLACK) and not forced:
                 return None
         price = self.price(pair, rollout_nodes, training_nodes)
-        cost = price
-        if not self.surely:
-            for each, seconds in zip(standings, verdict.seconds, strict=True):
-                cost -= self.worth(each) * each.alone / seconds
+        cost = price if self.surely else price - self._done(standings, verdict)
         return Shape(pair, training_nodes, rollout_nodes, turns, tuple(places), verdict, price, cost)
 
-    def _kept_by(self, turns: Sequence[Turn], places: Places, shared: bool) -> bool:
-        """Whether all of them keep their limits."""
+    def _most_done(
+        self, standings: Sequence[Standing], turns: Sequence[Turn], places: Places
+    ) -> float | None:
+        """What the work of an hour is worth if all have rollout nodes of their own (`places`); None where someone is
+        late even so. 0 where plans are to hold in the worst case."""
         if self.surely:
-            return keeps(turns, places, shared)
-        return lateness(turns, likely(turns, places, shared)) <= 1 + 10 * SLACK
+            return 0.0 if not places or keeps(turns, places, shared=False) else None
+        if not places:
+            return sum([self.worth(each) for each in standings])
+        verdict = likely(turns, places, shared=False)
+        return None if lateness(turns, verdict) > 1 + 10 * SLACK else self._done(standings, verdict)
+
+    def _done(self, standings: Sequence[Standing], verdict: Verdict) -> float:
+        """What the work is worth that is done in an hour."""
+        done = zip(standings, verdict.seconds, strict=True)
+        return sum([self.worth(each) * each.alone / seconds for each, seconds in done])
 
     def without(
         self, shape: Shape, standings: Mapping[str, Standing], names: Container[str], forced: bool = False
@@ -308,9 +316,9 @@ class Shapes:
         most = training_nodes if shared else sum(needs)
         parts = [each.hold / each.limit for each in turns]
         booked = sum([part * need for part, need in zip(parts, needs, strict=True)])
-        if not shared and not self._kept_by(turns, apart(needs), shared):
+        worth = self._most_done(standings, turns, () if shared else apart(needs))
+        if worth is None:
             return None  # not even with rollout nodes for everyone
-        worth = 0.0 if self.surely else sum([self.worth(each) for each in standings])
         found: Shape | None = None
         for count in range(most if shared else max(*needs, int(booked - 1e-6) + 1), most + 1):
             if self.price(pair, count, training_nodes) - worth >= below:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from jigsawrl.cluster.groups import Decision
 from jigsawrl.cluster.jobs import Job
 from jigsawrl.cluster.permits import Permits, Phase
+from jigsawrl.cluster.rounds import runners_of
 from jigsawrl.cluster.scheduler import Scheduler
 from jigsawrl.cluster.shapes import TAIL_SHARE
 
@@ -265,7 +266,8 @@ class ClusterSimulation:
         """Gives turns to all jobs of a group that are ready."""
         group = self.scheduler.groups[number]
         seats = {name: nodes for name, nodes in group.seats().items() if name not in self._cold}
-        self._permits[number].seated(group.shape.verdict.order, seats)
+        runners = runners_of(group.shape.turns, group.shape.places, group.shape.shared, self.now)
+        self._permits[number].seated(group.shape.verdict.order, seats, runners)
         self._grant(number)
 
     def _void(self, name: str) -> None:
@@ -307,7 +309,7 @@ class ClusterSimulation:
         permits = self._permits[number]
         group = self.scheduler.groups[number]
         shared = len(group.standings) > 1
-        for name, phase in permits.granted():
+        for name, phase in permits.granted(self.now):
             running = self._running[name]
             job, step = running.record.job, running.record.steps
             pair = group.shape.pair
@@ -335,7 +337,7 @@ class ClusterSimulation:
             return
         number = self._where[name]
         permits = self._permits[number]
-        permits.release(name)
+        permits.release(name, self.now)
         if running.phase == "rollout":
             permits.ask(name, "training")
         elif self._stepped(name, running):
@@ -367,6 +369,8 @@ class ClusterSimulation:
         if record.steps % LATE == 0:
             self._stand()
             group = self.scheduler.groups[self._where[name]]
+            standing = self.scheduler.standing(name)
+            self._permits[self._where[name]].allow(name, standing.alone * standing.bound)
             late = group.shape.slowdown(name) > self.scheduler.standing(name).bound * 1.005
             if late and len(group.standings) > 1:
                 return self._heard(name, lambda: self.scheduler.relieve(name))

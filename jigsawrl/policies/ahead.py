@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from jigsawrl.cluster.need import ROLLOUT, TRAINING, Runner, in_the_way
 from jigsawrl.policies.starts import engine_bytes
 from jigsawrl.policies.state import Phase, Pipeline, State
 
@@ -57,6 +58,28 @@ class Course:
         now = self.seconds[self.phase] if self.left is None else self.left
         after = self.seconds["training"] if self.phase == "rollout" else 0.0
         return now + after + (self.steps - 1) * self.step_seconds
+
+    def spare(self, now: float) -> float:
+        """Seconds that it may wait in each of its steps, and still be done when it is due."""
+        return (self.due - now - self.work_left) / self.steps
+
+    def runner(self, now: float) -> Runner:
+        """As one that needs to be done with this step by a time."""
+        spare = self.spare(now)
+        seconds = self.seconds["rollout"], self.seconds["training"]
+        left = self.work_left - (self.steps - 1) * self.step_seconds
+        runner = Runner(
+            self.name,
+            (self.workers["rollout"], self.workers["training"]),
+            seconds,
+            seconds,
+            self.step_seconds + spare,
+            now + left + spare,
+            ROLLOUT if self.phase == "rollout" else TRAINING,
+        )
+        if self.left is not None:
+            runner.ends, runner.held = now + self.left, self.holds
+        return runner
 
     def begin(self, now: float) -> None:
         self.left, self.holds = self.seconds[self.phase], self.takes
@@ -115,40 +138,60 @@ def bits(workers: Iterable[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Who goes first, by rank. `in_turn`: a worker rather waits than lets someone overtake whose turn it is."""
+    """Who goes first, by rank at a time. `in_turn`: a worker rather waits than lets someone overtake whose turn it
+    is; `kept_free`: than that it starts what is in the way of somebody who comes soon and cannot wait."""
 
-    rank: Callable[[Course], float]
+    rank: Callable[[Course, float], float]
     in_turn: bool = False
+    kept_free: bool = False
 
 
 def last_turn(course: Course) -> float:
     return course.turns.get(course.phase, float("-inf"))
 
 
-ROUND_ROBIN = Order(last_turn, in_turn=True)
-LONGEST_WAIT = Order(lambda course: course.since)
-MOST_WORK = Order(lambda course: -course.work_left)
-SHORTEST = Order(lambda course: course.seconds[course.phase])
-ORDERS = (LONGEST_WAIT, MOST_WORK, SHORTEST)
-"""By which one may go on, whatever the usual order is."""
+ROUND_ROBIN = Order(lambda course, now: last_turn(course), in_turn=True)
+LONGEST_WAIT = Order(lambda course, now: course.since)
+MOST_WORK = Order(lambda course, now: -course.work_left)
+SHORTEST = Order(lambda course, now: course.seconds[course.phase])
+BY_NEED = Order(lambda course, now: course.spare(now), kept_free=True)
 
 
-def starting(courses: Sequence[Course], order: Order) -> tuple[Course, ...]:
+def orders(courses: Iterable[Course]) -> tuple[Order, ...]:
+    """By which one may go on, whatever the usual order is."""
+    promised = any(course.due < float("inf") for course in courses)
+    return (LONGEST_WAIT, MOST_WORK, SHORTEST, *((BY_NEED,) if promised else ()))
+
+
+def starting(courses: Sequence[Course], order: Order, now: float) -> tuple[Course, ...]:
     """Whose phases start now. Nobody takes a worker that somebody before it waits for."""
     waiting = [course for course in courses if course.left is None]
     taken = 0
     for course in courses:
         taken |= course.holds
     starts = []
-    for course in sorted(waiting, key=lambda each: (order.rank(each), each.number)):
+    for course in sorted(waiting, key=lambda each: (order.rank(each, now), each.number)):
         if order.in_turn and not has_turn(course, courses):
             continue
         if not taken & course.takes:
+            if order.kept_free and _in_the_way(course, courses, now):
+                continue
             starts.append(course)
         taken |= course.takes
     if not starts and order.in_turn and len(waiting) == len(courses):
-        return starting(courses, LONGEST_WAIT)  # nobody's turn is waited for when all wait
+        return starting(courses, LONGEST_WAIT, now)  # nobody's turn is waited for when all wait
     return tuple(starts)
+
+
+def _in_the_way(course: Course, courses: Sequence[Course], now: float) -> bool:
+    takes = course.takes
+    busy = [
+        other.runner(now)
+        for other in courses
+        if other.left is not None
+        and takes & other.workers["training" if other.phase == "rollout" else "rollout"]
+    ]
+    return bool(busy) and in_the_way(course.runner(now), busy, now)
 
 
 def has_turn(course: Course, courses: Iterable[Course]) -> bool:
@@ -187,7 +230,7 @@ def score(courses: Sequence[Course], now: float, first: Iterable[Course], order:
                 if course.steps == 0:
                     late += max(0.0, now - course.due)
                     going.remove(course)
-        starts = starting(going, order)
+        starts = starting(going, order, now)
     for course in going:
         if course.due < float("inf"):
             made = max(at_first[course.name] - course.work_left, 1e-9)

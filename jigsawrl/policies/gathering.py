@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from jigsawrl.policies.ahead import ORDERS, Course, Order, bits, fit_together, score
+from jigsawrl.policies.ahead import Course, Order, bits, fit_together, orders, score
 from jigsawrl.policies.jigsaw import moved_segments
 from jigsawrl.policies.starts import start_on
 from jigsawrl.policies.state import Action, Migrate, Start, State
@@ -26,7 +26,7 @@ def gathered(state: State, courses: Sequence[Course], starts: Sequence[Course], 
         return []
 
     def end(then: Sequence[Course]) -> float:
-        return min(score(then, state.now, starts, order) for order in (usual, *ORDERS))
+        return min(score(then, state.now, starts, order) for order in (usual, *orders(courses)))
 
     options = [
         (move, start)

@@ -4,8 +4,9 @@ Where workers are in two pools for good, every pipeline has its turn in each, in
 one training of each are a meta-iteration. As long as the group is not saturated, no other cyclic order makes more use
 of both pools; a pool then rather waits than lets someone overtake. Where it is saturated, whoever has waited longest
 goes next, so that the pool that is short never waits. Both are best, or nearly, where phases always take as long and
-go on for ever. Where durations vary, or work comes to an end, another start may be foreseen to end all of it sooner
-(`ahead`): then that is made, but who has waited for as long as everyone else's step goes first.
+go on for ever. Where durations vary, work comes to an end, or pipelines have promises, another start may be foreseen
+to end all of it sooner or nobody late (`ahead`), or none: a worker is kept free for who comes soon and cannot wait.
+Then that is done, but who has waited for as long as everyone else's step goes first.
 
 As the paper has it, tails move to a few workers and the next rollout starts on the rest of them, where that is
 foreseen to be better (`gathering`).
@@ -20,11 +21,11 @@ from __future__ import annotations
 from jigsawrl.cluster.rounds import Turn, unsaturated
 from jigsawrl.policies.ahead import (
     LONGEST_WAIT,
-    ORDERS,
     ROUND_ROBIN,
     Course,
     Order,
     courses_of,
+    orders,
     score,
     starting,
 )
@@ -75,17 +76,18 @@ def permits(state: State, pipelines: list[Pipeline]) -> list[Action]:
 
 
 def chosen(courses: list[Course], now: float, usual: Order) -> tuple[Course, ...]:
-    """Whose phases start. The usual order's, unless all work is foreseen to be done sooner after others."""
+    """Whose phases start. The usual order's, unless after others all is foreseen to be done sooner, or in time."""
     if any(starves(course, courses, now) for course in courses):
-        return starting(courses, LONGEST_WAIT)
-    best = starting(courses, usual)
-    options = {starting(courses, order): None for order in ORDERS} if len(courses) <= FEW else {}
-    if not any(options.keys() - {best}):
+        return starting(courses, LONGEST_WAIT, now)
+    best = starting(courses, usual, now)
+    others = orders(courses) if len(courses) <= FEW else ()
+    options = {starting(courses, order, now): None for order in others}
+    if not options.keys() - {best}:
         return best
     soonest = score(courses, now, best, usual)
     margin = GAIN * (soonest - now)
     for first in options:
-        for order in ORDERS:
+        for order in others:
             end = score(courses, now, first, order)
             if end < soonest - margin:
                 best, soonest = first, end

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 from collections.abc import Sequence
 
 from jigsawrl.cluster.jobs import Duration, Job
 from jigsawrl.cluster.permits import Order, Permits, Phase
 from jigsawrl.cluster.pools import Cluster, Pool
-from jigsawrl.cluster.rounds import Places, Turn
+from jigsawrl.cluster.rounds import Places, Turn, runners_of
 from jigsawrl.graph.hardware import hardware_named
 
 
@@ -46,16 +47,24 @@ def turn(name: str, rollout: float, training: float, hold: float | None = None, 
 
 
 def play(
-    turns: Sequence[Turn], places: Places, shared: bool, order: Order, rounds: int = 80
+    turns: Sequence[Turn],
+    places: Places,
+    shared: bool,
+    order: Order,
+    rounds: int = 80,
+    rng: random.Random | None = None,
 ) -> dict[str, float]:
-    """Mean seconds of everyone's step when the permits are played with these durations, the start left out."""
+    """Mean seconds of everyone's step when the permits are played with these durations, the start left out.
+
+    With `rng`, phases are up to 15 % shorter or longer.
+    """
     permits = Permits()
     every = frozenset(f"r{node}" for nodes in places for node in nodes)
     seats = {
         each.name: (frozenset(f"r{node}" for node in nodes), every if shared else frozenset({"t"}))
         for each, nodes in zip(turns, places, strict=True)
     }
-    permits.seated(order, seats)
+    permits.seated(order, seats, runners_of(turns, places, shared, 0.0))
     by_name = {each.name: each for each in turns}
     numbers = itertools.count()
     ends: list[tuple[float, int, str, Phase | None]] = []
@@ -64,17 +73,18 @@ def play(
         permits.ask(name, "rollout")
     now = 0.0
     while min(map(len, ended.values())) < rounds:
-        for name, phase in permits.granted():
+        for name, phase in permits.granted(now):
             mine = by_name[name]
-            seconds = mine.rollout if phase == "rollout" else mine.training
+            uneven = 1.0 if rng is None else rng.uniform(0.85, 1.15)
+            seconds = uneven * (mine.rollout if phase == "rollout" else mine.training)
             if phase == "rollout" and mine.hold < mine.rollout:
-                heapq.heappush(ends, (now + mine.hold, next(numbers), name, None))
+                heapq.heappush(ends, (now + uneven * mine.hold, next(numbers), name, None))
             heapq.heappush(ends, (now + seconds, next(numbers), name, phase))
         now, _, name, ending = heapq.heappop(ends)
         if ending is None:
             permits.tail(name)
             continue
-        permits.release(name)
+        permits.release(name, now)
         permits.ask(name, "training" if ending == "rollout" else "rollout")
         if ending == "training":
             ended[name].append(now)

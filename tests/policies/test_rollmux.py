@@ -13,6 +13,7 @@ from graph.planning import WORKER, job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jigsawrl.cluster.rounds import Turn, lateness, likely
 from jigsawrl.graph.interference import CORES
 from jigsawrl.graph.profile import load_profile, table_on
 from jigsawrl.policies import gathering
@@ -49,7 +50,7 @@ class AsUsual:
             self.saturated = order is LONGEST_WAIT
         starts = [
             start_on(state, state.pipelines[course.name], state.pipelines[course.name].home)
-            for course in starting(courses_of(state, pipelines), order)
+            for course in starting(courses_of(state, pipelines), order, state.now)
         ]
         return [start for start in starts if start is not None]
 
@@ -113,7 +114,7 @@ def course(name: str, rollout: float, training: float, **more: Any) -> Course:
 
 def test_the_one_with_most_work_goes_first_where_it_would_be_left_alone_at_the_end() -> None:
     group = [course("a", 10, 10, steps=2), course("b", 10, 10, steps=2), course("c", 10, 10, steps=6)]
-    assert [each.name for each in starting(group, LONGEST_WAIT)] == ["a"]
+    assert [each.name for each in starting(group, LONGEST_WAIT, 0.0)] == ["a"]
     assert [each.name for each in chosen(group, 0.0, LONGEST_WAIT)] == ["c"]
 
 
@@ -132,6 +133,58 @@ def test_all_alike_go_in_rounds() -> None:
 def test_a_promise_goes_before_an_early_end() -> None:
     group = [course("a", 10, 10, steps=1, due=21.0), course("c", 10, 10, steps=6)]
     assert [each.name for each in chosen(group, 0.0, LONGEST_WAIT)] == ["a"]
+
+
+def promised(draw: random.Random) -> list[Job]:
+    """Jobs on rollout workers of their own that may be slowed down by a little, or by much."""
+    return [
+        replace(
+            job(
+                name,
+                prompts=draw.choice([8, 16, 32]),
+                median=draw.choice([200, 400, 800]),
+                sigma=0.3,
+                steps=draw.randrange(8, 14),
+                slow=draw.choice([0.5, 1.0, 2.0]),
+                turns=3,
+                tool_seconds=draw.choice([2.0, 8.0, 20.0]),
+                seed=draw.randrange(1 << 20),
+                max_slowdown=draw.choice([draw.uniform(1.02, 1.1), draw.uniform(1.1, 2)]),
+            ),
+            rollout_workers=(worker,),
+        )
+        for worker, name in enumerate("abcd"[: draw.randrange(2, 5)])
+    ]
+
+
+def as_turns(jobs: list[Job]) -> list[Turn]:
+    once = [replace(each, shape=replace(each.shape, steps=1)) for each in jobs]
+    simulation = Simulation(RollMux(), once, WORKER, len(jobs) + 1, CORES, rollout_workers=len(jobs))
+    simulation.run()
+    turns = []
+    for each in jobs:
+        pipeline = simulation.pipelines[each.shape.name]
+        rollout, training = pipeline.rollout_seconds(), pipeline.training_seconds()
+        limit = (each.shape.max_slowdown or 1.0) * (rollout + training)
+        turns.append(Turn(each.shape.name, rollout, rollout, training, 0.0, rollout + training, limit))
+    return turns
+
+
+def worst(policy: Policy, jobs: list[Job]) -> float:
+    """Of all jobs: the time it took over the most that it may take."""
+    whole = simulate(policy, jobs, len(jobs)).finished
+    alone = {each.shape.name: simulate(RollMux(), [each], len(jobs)).seconds for each in jobs}
+    return max(whole[j.shape.name] / alone[j.shape.name] / (j.shape.max_slowdown or 1.0) for j in jobs)
+
+
+@pytest.mark.parametrize("seed", [2, 50, 54, 66, 75, 79, 107, 161])
+def test_groups_that_are_planned_by_need_keep_their_promises_when_they_run(seed: int) -> None:
+    """In rounds, or first come, first served, they would not."""
+    jobs = promised(random.Random(seed))
+    turns, places = as_turns(jobs), [(worker,) for worker in range(len(jobs))]
+    assert lateness(turns, likely(turns, places, shared=False)) < 0.98
+    assert worst(AsUsual(), jobs) > 1.02
+    assert worst(RollMux(), jobs) < 1.0
 
 
 # Pipelines that keep to some of the rollout workers
