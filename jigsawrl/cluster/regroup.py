@@ -1,4 +1,4 @@
-"""Packing closer: the jobs of a group and of one or two others are partitioned anew, if that pays for the moves.
+"""Packing closer: the jobs of a group and of a few others are partitioned anew, if that pays for the moves.
 
 All partitions of so few jobs are looked at. A move costs the job the step it was in, and a cold start, and its
 part of the nodes idles meanwhile; a job whose promise leaves no time for that does not move.
@@ -6,6 +6,7 @@ part of the nodes idles meanwhile; a job whose promise leaves no time for that d
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +16,13 @@ from jigsawrl.cluster.groups import Group, named
 from jigsawrl.cluster.nodes import Nodes
 from jigsawrl.cluster.shapes import KEPT, Shape, Shapes, Standing, widths
 
-MOST_JOBS = 9
-"""In these groups together, for all their partitions to be looked at."""
-NEIGHBOURS = 24
-"""Other groups that are tried, those with most room first."""
-CLOSEST = 12
-"""Of these, in twos."""
-EFFORT = 450
-"""A decision takes some 50 ms with it, however many jobs there are."""
+NEAR = {1: (24, 9), 2: (12, 9)}
+"""Other groups that are taken together: of how many, those with most room first, and with how many jobs at most, for
+all their partitions to be looked at."""
+WIDE = {**NEAR, 3: (7, 12), 4: (6, 12)}
+"""Where sets are judged by their limits: to judge one by how it is foreseen to go takes some five times as long."""
+EFFORT, EFFORT_OF_FEW = 450, 20_000
+"""For one decision, and by limits more: so many over the number of jobs, for of few much can be looked at."""
 HORIZON = 12.0
 """Hours that are looked ahead, at most: by then others have come and gone."""
 
@@ -49,19 +49,25 @@ def moving_seconds(standing: Standing) -> float:
 class Effort:
     """What may still be looked at for one decision: partitions, and sets of jobs that were not judged before."""
 
-    left: int = EFFORT
+    left: int
+
+    @staticmethod
+    def among(jobs: int, shapes: Shapes) -> Effort:
+        return Effort(EFFORT + (EFFORT_OF_FEW // max(1, jobs) if shapes.surely else 0))
 
 
 def better(
     shapes: Shapes, groups: Mapping[int, Group], nodes: Nodes, group: Group, effort: Effort
 ) -> Regrouping | None:
     """The regrouping of this group with others that gains most; None where none pays."""
-    others = sorted(
+    near = WIDE if shapes.surely else NEAR
+    others = heapq.nsmallest(
+        near[1][0],
         (each for each in groups.values() if each is not group),
         key=lambda each: (-each.room.total, each.number),
-    )[:NEIGHBOURS]
+    )
     best: tuple[float, Regrouping] | None = None
-    for some in _sets(group, others):
+    for some in _sets(group, others, near):
         if effort.left <= 0:
             break
         if least_price(shapes, some) - _worth(shapes, some) >= _cost(some) - 1e-9:
@@ -74,12 +80,14 @@ def better(
     return best[1] if best else None
 
 
-def _sets(group: Group, others: Sequence[Group]) -> Iterator[tuple[Group, ...]]:
-    """The group alone, with one other, with two others; never too many jobs."""
+def _sets(
+    group: Group, others: Sequence[Group], near: Mapping[int, tuple[int, int]]
+) -> Iterator[tuple[Group, ...]]:
+    """The group alone, with one other, with two others and so on; never too many jobs."""
     yield (group,)
-    for more in (1, 2):
-        for some in combinations(others if more == 1 else others[:CLOSEST], more):
-            if len(group.standings) + sum(len(each.standings) for each in some) <= MOST_JOBS:
+    for more, (closest, most_jobs) in near.items():
+        for some in combinations(others[:closest], more):
+            if len(group.standings) + sum([len(each.standings) for each in some]) <= most_jobs:
                 yield (group, *some)
 
 

@@ -340,7 +340,7 @@ class Scheduler:
         if not self.regroup:
             return []
         found: list[Decision] = []
-        effort = Effort()
+        effort = Effort.among(len(self.home), self.shapes)
         first = sorted(number for number in numbers if number is not None and number in self.groups)
         roomy = heapq.nsmallest(
             ROOMY, self.groups.values(), key=lambda group: (-group.room.total, group.number)
