@@ -74,7 +74,7 @@ DRIFTS: dict[str, Callable[[random.Random], float]] = {
 def main() -> None:
     options = arguments(__doc__).parse_args()
     with clean_stdout() as console:
-        count, hours = (40, 67.0) if options.quick else (JOBS, float(HOURS))
+        count, hours = (25, 42.0) if options.quick else (JOBS, float(HOURS))
         jobs = trace(count, hours, options.seed, lambda rng: 0.0)
         schedulers = {
             "alone, disaggregated": Scheduler(cluster(), largest=1, regroup=False),
