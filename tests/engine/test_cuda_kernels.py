@@ -197,6 +197,39 @@ def test_products_with_a_mix_of_adapters_are_those_of_float32(shape, count):
             assert distance(out, wanted) < 6e-3
 
 
+def in_slot(stack: Stack, w: torch.Tensor, owner: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What someone has there of `a` and `b`."""
+    matrices, slot = stack.matrices[w], stack.slots[owner]
+    slots, rank = len(matrices.scales), stack.rank
+    return matrices.a.view(-1, slots, rank, w.shape[1])[:, slot], matrices.b.view(-1, slots, rank)[:, slot]
+
+
+def test_a_slot_that_is_filled_again_holds_the_new_adapters_and_nothing_of_the_old():
+    parts = {"gate_proj": 128, "up_proj": 128}
+    w, other = noise(256, 64), noise(256, 64)
+    stack = Stack(
+        {
+            1: {w: noisy_lora(64, parts, {"gate_proj", "up_proj"}, 16, 2.0)},
+            2: {other: noisy_lora(64, parts, {"up_proj"}, 4, 1.0)},
+        }
+    )
+    for targets, rank, scale in (
+        ({"gate_proj", "up_proj"}, 16, 2.0),
+        ({"up_proj"}, 16, 2.0),
+        ({"up_proj"}, 3, 2.0),
+        ({"gate_proj", "up_proj"}, 3, 0.5),
+    ):
+        lora = noisy_lora(64, parts, targets, rank, scale)
+        stack.fill(1, {w: lora})
+        fresh = Stack({1: {w: lora}, 2: {other: noisy_lora(64, parts, {"up_proj"}, 16, 1.0)}})
+        for each, wanted in zip(in_slot(stack, w, 1), in_slot(fresh, w, 1), strict=True):
+            assert torch.equal(each, wanted)
+        assert stack.matrices[w].scales[stack.slots[1]] == scale
+    stack.fill(1, {})
+    stack.fill(3, {other: noisy_lora(64, parts, {"gate_proj"}, 8, 1.0)})
+    assert not any(each.any() for each in in_slot(stack, w, 3))
+
+
 @pytest.mark.parametrize("count", FEW)
 def test_the_head_leaves_each_tiles_maximum_and_sum(count):
     hidden, vocabulary = 896, 151_936

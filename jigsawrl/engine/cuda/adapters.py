@@ -61,21 +61,28 @@ class Matrices:
         """Columns of the first product's result."""
         return len(self.a)
 
-    def fill(self, slot: int, rank: int, lora: Lora | None) -> None:
-        """Copies someone's adapters into a slot, with zeros where there are none."""
+    def clean(self, slot: int, rank: int, lora: Lora | None) -> list[Tensor]:
+        """Zeros in a slot, and where in it someone's adapters go, `a` and `b` of each part."""
         slots = len(self.scales)
         a = self.a.view(len(self.parts), slots, rank, -1)[:, slot]
         b = self.b.view(-1, slots, rank)[:, slot]
         a.zero_()
         b.zero_()
         if lora is None:
-            return
+            return []
         self.scales[slot] = lora.scale
-        for i, (part, rows) in enumerate(zip(self.parts, b.split(list(self.parts.values())), strict=True)):
-            if part in lora.a:
-                own = lora.a[part]
-                a[i, : len(own)] = own
-                rows[:, : len(own)] = lora.b[part]
+        by_part = dict(zip(self.parts, zip(a, b.split(list(self.parts.values())), strict=True), strict=True))
+        ranks = {part: len(own) for part, own in lora.a.items()}
+        return [x for part, own in ranks.items() for x in (by_part[part][0][:own], by_part[part][1][:, :own])]
+
+
+@dataclass(slots=True)
+class Place:
+    """Where an owner's adapters go, which has to be found but once for those of one form."""
+
+    form: list[tuple[int, float, list[tuple[str, int]]]]
+    """Of each adapter its matrix's id, its scale, its parts and their ranks."""
+    targets: list[Tensor]
 
 
 class Stack:
@@ -88,6 +95,8 @@ class Stack:
         slots = triton.next_power_of_2(len(everybody))
         self.free = list(range(slots))
         self.slots: dict[int, int] = {}
+        self.places: dict[int, Place] = {}
+        """By owner."""
         self.matrices: dict[Tensor, Matrices] = {}
         for adapters in everybody.values():
             for weight, lora in adapters.items():
@@ -120,11 +129,22 @@ class Stack:
         """Copies an owner's adapters into its slot; without any, the slot is free again."""
         if not adapters:
             self.free.append(self.slots.pop(owner))
+            del self.places[owner]
             return
         if owner not in self.slots:
             self.slots[owner] = self.free.pop(0)
-        for weight, matrices in self.matrices.items():
-            matrices.fill(self.slots[owner], self.rank, adapters.get(weight))
+        form = [
+            (id(weight), lora.scale, [(part, len(a)) for part, a in lora.a.items()])
+            for weight, lora in adapters.items()
+        ]
+        if owner not in self.places or self.places[owner].form != form:
+            self.places[owner] = Place(form, self._clean(self.slots[owner], adapters))
+        sources = [x for lora in adapters.values() for part in lora.a for x in (lora.a[part], lora.b[part])]
+        torch._foreach_copy_(self.places[owner].targets, sources)
+
+    def _clean(self, slot: int, adapters: Adapters) -> list[Tensor]:
+        targets = {w: m.clean(slot, self.rank, adapters.get(w)) for w, m in self.matrices.items()}
+        return [target for weight in adapters for target in targets[weight]]
 
 
 @triton.jit(do_not_specialize=["M"])
