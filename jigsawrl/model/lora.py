@@ -69,17 +69,19 @@ class _Adapted(torch.autograd.Function):
         *pairs: Tensor,
     ) -> Tensor:
         ones, others = pairs[: len(bounds)], pairs[len(bounds) :]
-        y, low = F.linear(x, weight, bias), F.linear(x, _stacked(ones))
+        stacked = torch.cat(ones) if len(ones) > 1 else ones[0]
+        y, low = F.linear(x, weight, bias), x.new_empty(len(x), len(stacked))
+        low.addmm_(x, stacked.t(), beta=0, alpha=scale)
         for (start, end), each, b in zip(bounds, _columns(low, ones), others, strict=True):
-            y[:, start:end].addmm_(each, b.t(), alpha=scale)
+            y[:, start:end].addmm_(each, b.t())
         ctx.scale, ctx.bounds = scale, bounds
-        ctx.save_for_backward(x, weight, low, *pairs)
+        ctx.save_for_backward(x, weight, low, stacked, *pairs)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad = grads[0].contiguous()
-        x, weight, low, *pairs = ctx.saved_tensors
+        x, weight, low, stacked, *pairs = ctx.saved_tensors
         ones, others = pairs[: len(ctx.bounds)], pairs[len(ctx.bounds) :]
         slope = torch.empty_like(low)
         steps: list[Tensor] = []
@@ -87,17 +89,11 @@ class _Adapted(torch.autograd.Function):
         for part, each, into, b in zip(
             parts, _columns(low, ones), _columns(slope, ones), others, strict=True
         ):
-            torch.mm(part, b, out=into)
-            steps.append(part.t() @ each * ctx.scale)
-        first = slope.t() @ x * ctx.scale
-        back = None
-        if ctx.needs_input_grad[0]:
-            back = (grad @ weight).addmm_(slope, _stacked(ones), alpha=ctx.scale)
+            into.addmm_(part, b, beta=0, alpha=ctx.scale)
+            steps.append(part.t() @ each)
+        first = slope.t() @ x
+        back = (grad @ weight).addmm_(slope, stacked) if ctx.needs_input_grad[0] else None
         return back, None, None, None, None, *first.split([len(a) for a in ones]), *steps
-
-
-def _stacked(ones: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(ones)) if len(ones) > 1 else ones[0]
 
 
 def _columns(low: Tensor, ones: Sequence[Tensor]) -> tuple[Tensor, ...]:
