@@ -1,17 +1,18 @@
 """Tokens a second of LoRA pipelines that share one frozen base on a GPU, against the same pipelines one by one.
 
 A base of the shape of Qwen2.5 1.5B with random weights, and for each pipeline adapters of rank 16 on all matrices.
-A pipeline's step is a rollout of 64 samples, as long as GSM8K's were in a trace (cut at 4,096 tokens), and a training
-step on them: forward, backward and update of its adapters, through the trainer that pipelines use.
+A pipeline's step is a rollout of 16 samples, as long as GSM8K's were in a trace (cut at 4,096 tokens), and a training
+step on them: forward, backward and update of its adapters, through the trainer that pipelines use. The claim is made
+for these; beside it stand steps of 64 samples, which leave less of the chip unused when they run alone.
 
 `serial` runs one pipeline after the other, each alone in the engine, rollout and training in turn, both with the
 whole chip. Together, all pipelines are members of one engine: one thread decodes for whoever has samples to draw, a
-second one trains whoever has drawn them, on a stream of its own that keeps to a part of the chip's processors, as a
-run holds trainings to their shares. Neither has priority: decoding that had it would take twice as much from training
-as it gains itself. The samples are those that the pipelines draw
-alone, as the tests show; here their lengths are forced, so both sides do the same work. All pipelines go through the
-same steps' lengths, each beginning with another step. So all have as much to do, and the serial time of any is that
-of those measured.
+second one trains whoever has drawn them, on a stream of its own. Neither has priority, and neither keeps to a part of
+the chip's processors: what one of them gained by that, the other lost.
+
+The samples are those that the pipelines draw alone, as the tests show; here their lengths are forced, so both sides
+do the same work. All pipelines go through the same steps' lengths, each beginning with another step. So all have as
+much to do, and the serial time of any is that of those measured.
 
 Beside it: where the time goes, and what adapters cost: milliseconds of a decode step without any and with those of 1,
 4 and 8 pipelines, spread over the same number of sequences.
@@ -50,18 +51,17 @@ from jigsawrl.graph.profile import LEVELS, load_profile
 from jigsawrl.model.lora import TARGETS, adapters_on, add_lora, lora_state, share_base
 from jigsawrl.model.transformer import Transformer
 from jigsawrl.pipeline.losses import LossInputs, LossSettings, policy_loss
-from jigsawrl.runtime.green import NoParts, Parts
 from jigsawrl.trainer.batch import Batch
 from jigsawrl.trainer.logprobs import token_logprobs
 from jigsawrl.trainer.optimizer import OptimizerSettings
 from jigsawrl.trainer.trainer import Metrics, Trainer, trained_tokens
 
 SHAPE, RANK, TARGET = "1.5B", 16, 3.0
-TRACE, CAP, SAMPLES, PROMPT = "gsm8k_qwen3-4b-instruct", 4096, 64, 83
+TRACE, CAP, PROMPT = "gsm8k_qwen3-4b-instruct", 4096, 83
+STEPS = {16: 12, 64: 6}
+"""Of each pipeline, by samples of a step; the claim is about the first."""
 MICRO_BATCH = 32_768
 """A step's samples at once: two halves keep the host twice as busy."""
-DECODE_UNITS = 6
-"""Of the chip's processors, eight each, that training leaves to decoding."""
 LOSS = LossSettings("dapo", 0.2, 0.28)
 SIZE = 16
 """Tokens of a cache block."""
@@ -71,6 +71,14 @@ PARTS_OF_CUTS = 4
 """Processes that compile attention."""
 WARM = 400
 """Tokens at most of samples that only warm up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What each pipeline has to do."""
+
+    samples: int
+    steps: int
 
 
 @dataclass(slots=True)
@@ -118,16 +126,17 @@ class Pipeline:
                     tensor.normal_(std=0.002)
         self.trainer = Trainer(self.model, OptimizerSettings(lr=1e-5), MICRO_BATCH)
 
-    def requests(self, step: int, steps: int, longest: int) -> list[Request]:
-        """Of a pipeline with so many steps, which begins with one of its own."""
-        number = (step + self.number) % steps
+    def requests(self, work: Work, step: int, longest: int = CAP) -> list[Request]:
+        """Of one of the steps, the first of which is another for each pipeline."""
+        number = (step + self.number) % work.steps
+        prompts = random.Random(f"{self.name} {step}")
         rng = np.random.default_rng((self.seed, number))
         quantiles = traced_quantiles()
-        lengths = np.interp(rng.random(SAMPLES), LEVELS, quantiles[number % len(quantiles)])
+        lengths = np.interp(rng.random(work.samples), LEVELS, quantiles[number % len(quantiles)])
         return [
             Request(
                 str(i),
-                [random.Random(f"{self.name} {step} {i}").randrange(1000) for _ in range(PROMPT)],
+                [prompts.randrange(1000) for _ in range(PROMPT)],
                 SamplingParams(max_tokens=max(1, min(longest, round(length))), ignore_eos=True),
                 [SampleKey(self.seed, self.name, step, i, 0)],
             )
@@ -174,25 +183,15 @@ class Pipeline:
 class Places:
     """Streams for decoding, and for training beside it."""
 
-    def __init__(self, decode_units: int) -> None:
+    def __init__(self) -> None:
         self.decoding, self.training = torch.cuda.Stream(), torch.cuda.Stream()
-        self.how = "two streams"
-        if decode_units:
-            try:
-                parts = Parts(torch.cuda.current_device())
-            except NoParts as reason:
-                self.how += f" ({reason})"
-                return
-            others = range(decode_units, parts.units)
-            self.training = parts.stream(others)
-            self.how = f"training on {parts.sms(others)} processors, decoding on all"
 
 
 def make_engine(base: Transformer, members: int, seats: int) -> SharedEngine:
     """With room for so many members, and kernels compiled for so many sequences."""
     return SharedEngine(
         base,
-        num_blocks=max(members, 4) * SAMPLES * (PROMPT + 1200) // SIZE,
+        num_blocks=max(members, 4) * max(STEPS) * (PROMPT + 1200) // SIZE,
         block_size=SIZE,
         max_num_seqs=seats,
         max_num_batched_tokens=8192,
@@ -222,7 +221,7 @@ def compile_side(task: str, seats: int) -> None:
     kind, *numbers = task.split()
     if kind == "train":
         pipeline = Pipeline(base, 0, seed=0)
-        requests = pipeline.requests(0, 1, WARM)
+        requests = pipeline.requests(Work(max(STEPS), 1), 0, WARM)
         drawn = Generated([1] * PROMPT, [-1.0] * PROMPT, [0] * PROMPT)
         pipeline.train([SampleOutput(r.request_id, r.keys[0], drawn, "length") for r in requests], requests)
         return
@@ -250,15 +249,15 @@ def compile_side(task: str, seats: int) -> None:
     torch.cuda.synchronize()
 
 
-def serial(member: Member, pipeline: Pipeline, places: Places, steps: int) -> Spent:
+def serial(member: Member, pipeline: Pipeline, places: Places, work: Work) -> Spent:
     """One pipeline, rollout and training in turn."""
     spent = Spent()
     torch.cuda.synchronize()
     with torch.cuda.stream(places.decoding):
         began = time.perf_counter()
-        for step in range(steps):
+        for step in range(work.steps):
             started = time.perf_counter()
-            requests = pipeline.requests(step, steps, CAP)
+            requests = pipeline.requests(work, step)
             for request in requests:
                 member.add_request(request)
             outputs: list[SampleOutput] = []
@@ -289,9 +288,9 @@ class Together:
     """Pipelines in one engine. This thread decodes; a second one trains and hands pipelines back."""
 
     def __init__(
-        self, engine: SharedEngine, members: list[tuple[Pipeline, Member]], places: Places, steps: int
+        self, engine: SharedEngine, members: list[tuple[Pipeline, Member]], places: Places, work: Work
     ) -> None:
-        self.engine, self.places, self.steps = engine, places, steps
+        self.engine, self.places, self.work = engine, places, work
         self.to_train: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
         self.trained: queue.SimpleQueue[Turn] = queue.SimpleQueue()
         self.failed: BaseException | None = None
@@ -319,7 +318,7 @@ class Together:
                 turn = self.trained.get()
                 if self.failed is not None:
                     raise self.failed
-                if turn.step + 1 < self.steps:
+                if turn.step + 1 < self.work.steps:
                     self._begin(turn)
                 else:
                     left -= 1
@@ -331,7 +330,7 @@ class Together:
         turn.step += 1
         turn.member.update_weights(None, turn.step)
         turn.outputs = []
-        turn.requests = turn.pipeline.requests(turn.step, self.steps, CAP)
+        turn.requests = turn.pipeline.requests(self.work, turn.step)
         for request in turn.requests:
             turn.member.add_request(request)
 
@@ -341,7 +340,7 @@ class Together:
             turn = self.turns[name]
             turn.outputs += ended
             self.spent.tokens += sum(len(o.generated.token_ids) for o in ended)
-            if len(turn.outputs) == SAMPLES:
+            if len(turn.outputs) == self.work.samples:
                 self.to_train.put(turn)
         self.spent.decoding.append((started, time.perf_counter()))
 
@@ -359,7 +358,7 @@ class Together:
 
 
 def adapter_cost(
-    base: Transformer, pipelines: list[Pipeline], batches: tuple[int, ...], seats: int
+    base: Transformer, pipelines: list[Pipeline], batches: list[int], seats: int
 ) -> dict[str, dict[str, float]]:
     """Milliseconds of a decode step by sequences and by how many pipelines' adapters they have."""
     context, each = 600, -(-800 // SIZE)
@@ -413,14 +412,9 @@ def quick_to_switch() -> Iterator[None]:
 
 def main() -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--steps", type=int, help="of each pipeline; 6, or 2 with --quick")
+    parser.add_argument("--samples", type=int, action="append", help="of a pipeline's step; 16 and 64")
+    parser.add_argument("--steps", type=int, help="of each pipeline; 2 with --quick")
     parser.add_argument("--only", type=int, action="append", help="measure so many pipelines together")
-    parser.add_argument(
-        "--decode-units",
-        type=int,
-        default=DECODE_UNITS,
-        help="processors, eight each, that training leaves to decoding; 0: streams alone",
-    )
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     parser.add_argument("--seats", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -430,26 +424,28 @@ def main() -> int:
     if options.compile:
         compile_side(options.compile, options.seats)
         return 0
-    steps = options.steps or (2 if options.quick else 6)
     sizes = tuple(options.only or ((4,) if options.quick else (1, 2, 4, 8)))
-    seats = max(4, *sizes) * SAMPLES
+    works = [
+        Work(samples, options.steps or (2 if options.quick else STEPS.get(samples, min(STEPS.values()))))
+        for samples in options.samples or STEPS
+    ]
+    seats = max(4, *sizes) * max(work.samples for work in works)
     torch.manual_seed(options.seed)
     with clean_stdout() as console, quick_to_switch():
         bandwidth = copy_bandwidth()
         base = random_model(qwen_config(SHAPE)).requires_grad_(False)
         pipelines = [Pipeline(base, number, options.seed) for number in range(max(sizes))]
-        places = Places(options.decode_units)
-        console.print(f"{torch.cuda.get_device_name()}; together: {places.how}")
+        places = Places()
         say("compiling")
         compile_kernels(sizes, seats)
         say("what adapters cost")
-        cost = adapter_cost(base, pipelines, (16, 64, 256), seats)
+        cost = adapter_cost(base, pipelines, [batch for batch in (16, 64, 256) if batch <= seats], seats)
         print_cost(console, cost)
-        alone, together = measure(base, pipelines, places, sizes, steps, seats)
-        speed = sum(each.tokens for each in alone) / sum(each.total for each in alone)
-        ratios = {size: spent.speed / speed for size, spent in together.items()}
-        print_runs(console, alone, together, ratios)
-        claims = {"vs_serial_4": claim(ratios[4], at_least=TARGET)} if 4 in ratios else {}
+        measured = {work: measure(base, pipelines, places, sizes, work, seats) for work in works}
+        for work, sides in measured.items():
+            print_runs(console, work, sides)
+        first = measured[works[0]].ratios
+        claims = {"vs_serial_4": claim(first[4], at_least=TARGET)} if 4 in first else {}
         report(
             console,
             "gpu_lora",
@@ -458,14 +454,23 @@ def main() -> int:
             quick=options.quick,
             device=torch.cuda.get_device_name(),
             copy_bandwidth=bandwidth,
-            steps=steps,
-            together=places.how,
-            vs_serial={str(size): ratio for size, ratio in ratios.items()},
-            serial=[as_json(spent) for spent in alone],
-            shared={str(size): as_json(spent) for size, spent in together.items()},
+            samples={str(work.samples): as_json(work, sides) for work, sides in measured.items()},
             adapter_milliseconds=cost,
         )
     return 0
+
+
+@dataclass(slots=True)
+class Sides:
+    """Runs of pipelines alone, and of so many together."""
+
+    alone: list[Spent] = field(default_factory=list)
+    together: dict[int, Spent] = field(default_factory=dict)
+
+    @property
+    def ratios(self) -> dict[int, float]:
+        speed = sum(each.tokens for each in self.alone) / sum(each.total for each in self.alone)
+        return {size: spent.speed / speed for size, spent in self.together.items()}
 
 
 def measure(
@@ -473,37 +478,45 @@ def measure(
     pipelines: list[Pipeline],
     places: Places,
     sizes: tuple[int, ...],
-    steps: int,
+    work: Work,
     seats: int,
-) -> tuple[list[Spent], dict[int, Spent]]:
+) -> Sides:
     """Serial runs before and after the shared ones. Each is run twice and counts the second time: by then an engine
     has the graphs that it needs. Making them takes as long as a step, and happens once, however many steps follow."""
-    together: dict[int, Spent] = {}
-    say("alone")
-    alone = [measured_alone(base, pipelines[0], places, steps, seats)]
+    sides = Sides()
+    say(f"{work.samples} samples: alone")
+    sides.alone.append(measured_alone(base, pipelines[0], places, work, seats))
     for size in sizes:
-        say(f"{size} together")
+        say(f"{work.samples} samples: {size} together")
         engine = make_engine(base, size, seats)
         members = [(p, engine.join(p.name, p.model, NoTokenizer())) for p in pipelines[:size]]
         for _ in range(2):
-            together[size] = Together(engine, members, places, steps).run()
+            sides.together[size] = Together(engine, members, places, work).run()
         for _, member in members:
             member.close()
-    if len(sizes) > 1:
-        say("alone, again")
-        alone.append(measured_alone(base, pipelines[-1], places, steps, seats))
-    return alone, together
+    say(f"{work.samples} samples: alone, again")
+    sides.alone.append(measured_alone(base, pipelines[-1], places, work, seats))
+    return sides
 
 
-def measured_alone(base: Transformer, pipeline: Pipeline, places: Places, steps: int, seats: int) -> Spent:
+def measured_alone(base: Transformer, pipeline: Pipeline, places: Places, work: Work, seats: int) -> Spent:
     member = make_engine(base, 1, seats).join(pipeline.name, pipeline.model, NoTokenizer())
     for _ in range(2):
-        spent = serial(member, pipeline, places, steps)
+        spent = serial(member, pipeline, places, work)
     member.close()
     return spent
 
 
-def as_json(spent: Spent) -> dict[str, float]:
+def as_json(work: Work, sides: Sides) -> dict[str, Any]:
+    return {
+        "steps": work.steps,
+        "vs_serial": {str(size): ratio for size, ratio in sides.ratios.items()},
+        "serial": [spent_json(spent) for spent in sides.alone],
+        "shared": {str(size): spent_json(spent) for size, spent in sides.together.items()},
+    }
+
+
+def spent_json(spent: Spent) -> dict[str, float]:
     return {
         "tokens": spent.tokens,
         "seconds": spent.total,
@@ -522,15 +535,15 @@ def print_cost(console: Console, cost: dict[str, dict[str, float]]) -> None:
     console.print(table)
 
 
-def print_runs(
-    console: Console, alone: list[Spent], together: dict[int, Spent], ratios: dict[int, float]
-) -> None:
-    table = Table(title=f"LoRA pipelines on one {SHAPE} base")
+def print_runs(console: Console, work: Work, sides: Sides) -> None:
+    table = Table(
+        title=f"LoRA pipelines on one {SHAPE} base, {work.steps} steps of {work.samples} samples each"
+    )
     for column in ("pipelines", "tokens/s", "seconds", "decoding", "training", "both", "against serial"):
         table.add_column(column, justify="right")
     for name, spent, ratio in (
-        *(("1 alone", spent, "") for spent in alone),
-        *((f"{size} together", spent, f"{ratios[size]:.2f}") for size, spent in together.items()),
+        *(("1 alone", spent, "") for spent in sides.alone),
+        *((f"{size} together", spent, f"{sides.ratios[size]:.2f}") for size, spent in sides.together.items()),
     ):
         shares = (f"{share:.0%}" for share in spent.shares().values())
         table.add_row(name, figure(spent.speed), f"{spent.total:.1f}", *shares, ratio)
