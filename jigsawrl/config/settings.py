@@ -118,6 +118,8 @@ class RolloutConfig(Settings):
     """Strings that end a generation."""
     stop_token_ids: tuple[Whole, ...] = ()
     """Tokens that end a generation, besides the model's own."""
+    ignore_eos: Flag = False
+    """Go on past the model's own ends, up to max_tokens: for measuring, where lengths must not differ."""
     block_size: Annotated[int, Field(strict=True, ge=1, le=1024)] = 16
     """Tokens in one block of the KV cache."""
     max_num_seqs: Count = 256

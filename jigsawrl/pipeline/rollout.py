@@ -56,6 +56,7 @@ def rollout_of(config: RunConfig, tokenizer: Tokenizer, engine: Generation, long
         min_p=rollout.min_p,
         stop=tuple(rollout.stop),
         stop_token_ids=tuple(rollout.stop_token_ids),
+        ignore_eos=rollout.ignore_eos,
     )
     settings = RolloutSettings(
         config.seed, config.name, rollout.samples, params, rollout.max_prompt_tokens, longest

@@ -62,6 +62,13 @@ def test_how_the_rollout_is_batched_does_not_change_what_is_learned(tmp_path):
     assert learned(tmp_path / "a") == learned(tmp_path / "b")
 
 
+def test_samples_end_by_themselves_unless_all_are_to_be_of_one_length(tmp_path):
+    train(tmp_path / "ends", steps=1)
+    train(tmp_path / "goes-on", steps=1, rollout={"ignore_eos": True})
+    assert metrics(tmp_path / "ends")[0]["response_length/mean"] < 6
+    assert metrics(tmp_path / "goes-on")[0]["response_length/mean"] == 6
+
+
 def test_an_agentic_task_takes_turns_and_tool_latency_does_not_change_what_is_learned(tmp_path):
     train(tmp_path / "a", deterministic=True, **AGENTIC)
     slow = {**AGENTIC["task"], "latency": 0.01, "latency_jitter": 0.05}
