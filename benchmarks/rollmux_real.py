@@ -3,7 +3,8 @@
 Two workers of one core each are two pools: one rolls out, the other trains. A synchronous job alone leaves one of
 them idle at any time (solo disaggregation). Under `rollmux` the jobs of a group have permits for a pool in turn. All
 runs are real, with the command that people use. A job's epochs are chosen so that its rollout and its training are as
-long as wanted, by a first run that measures both; what came of it is in the table.
+long as wanted, by a first run that measures both; what came of it is in the table. A step has few samples, so that an
+epoch is short beside a rollout and the two can be made alike.
 
 `vs solo` is the group's steps an hour over the mean of its jobs' steps an hour alone, on the same two workers: 2
 would be perfect for a balanced pair. Time counts from the first permit to the release of the last. `swapping` is a
@@ -45,7 +46,7 @@ from jigsawrl.store.store import Store
 LIMIT_S = 900.0
 PHASES = ("rollout", "training")
 POOLS = {"rollout": 1, "training": 1}
-MEASURED = 3
+MEASURED = 8
 """Steps of the run that measures phases."""
 MOST_EPOCHS = 40
 GROUPS: dict[str, dict[str, float]] = {
@@ -54,6 +55,7 @@ GROUPS: dict[str, dict[str, float]] = {
     "three jobs": {"a": 1.0, "b": 1.0, "c": 1.0},
 }
 """Of each job: how many times as long as its rollout its training is to be."""
+TIMES = {"balanced pair": 5, "unbalanced pair": 3, "three jobs": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +109,17 @@ class Bench:
         self.base = prepare_base(checked({**tiny, "name": "base"}), folder, lambda text: None)
 
     def settings(self, steps: int, epochs: int) -> dict[str, Any]:
-        """A run file's. The model is as good as random, so that nearly all samples reach their limit."""
+        """A run file's. All samples are as long as they may be, so that steps take as long as each other."""
         return {
             "seed": self.seed,
             "steps": steps,
             "task": {"kind": "arithmetic", "max_number": 9, "size": 100},
-            "rollout": {"prompts_per_step": 8, "samples": 4, "max_tokens": self.tokens},
+            "rollout": {
+                "prompts_per_step": 2,
+                "samples": 2,
+                "max_tokens": self.tokens,
+                "ignore_eos": True,
+            },
             "algorithm": {"epochs": epochs},
             "trainer": {"lr": 1e-5},
             "checkpoint": {"every": 1000},
@@ -165,8 +172,8 @@ class Bench:
 def main() -> None:
     options = arguments(__doc__).parse_args()
     with clean_stdout() as console, tempfile.TemporaryDirectory(prefix="jigsawrl-bench-") as scratch:
-        bench = Bench(Path(scratch), options.seed, 128 if options.quick else 192)
-        steps, times = 10, 1 if options.quick else 3
+        bench = Bench(Path(scratch), options.seed, 192 if options.quick else 384)
+        steps = 8
         even = bench.epochs()
         say(f"{even:.1f} epochs make a training as long as a rollout")
         groups = {"balanced pair": GROUPS["balanced pair"]} if options.quick else GROUPS
@@ -188,6 +195,7 @@ def main() -> None:
             sides: dict[str, dict[str, Any]] = {name: {}}
             if name == "balanced pair" and not options.quick:
                 sides["balanced pair, swapping"] = {"memory": bench.tight(epochs)}
+            times = 1 if options.quick else TIMES[name]
             solo: list[Log] = []
             together: dict[str, list[Log]] = {side: [] for side in sides}
             for repetition in range(times):
