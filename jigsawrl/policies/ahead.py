@@ -18,6 +18,8 @@ EVENTS = 64
 """A future is followed until so many phases have ended, or until all work is done."""
 LATE = 10.0
 """A second late weighs as much as so many seconds more for all."""
+RESERVE = 0.1
+"""Part of the time until a pipeline is due that is kept for what takes longer than foreseen."""
 
 
 @dataclass(slots=True, eq=False)
@@ -109,10 +111,15 @@ def courses_of(state: State, pipelines: Sequence[Pipeline]) -> list[Course]:
             bits(held_by(state, pipeline, roomy)),
             pipeline.since,
             pipeline.turns,
-            pipeline.due,
+            with_reserve(pipeline.due, state.now),
         )
         for number, pipeline in enumerate(sorted(there, key=lambda p: (p.arrived, p.name)))
     ]
+
+
+def with_reserve(due: float, now: float) -> float:
+    """When to be done so that some of the time is left."""
+    return due - RESERVE * (due - now) if now < due < float("inf") else due
 
 
 def held_by(state: State, pipeline: Pipeline, roomy: bool) -> Iterable[int]:

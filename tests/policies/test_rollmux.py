@@ -180,14 +180,13 @@ def worst(policy: Policy, jobs: list[Job]) -> float:
 def test_groups_that_are_planned_by_need_keep_their_promises_when_they_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first of 1,400 drawn groups that are late without that order; of all 44 such, 36 are in time with it."""
+    """The first of 1,400 drawn groups that are late without that order; of all 43 such, 40 are in time with it."""
     late, groups = [], [promised(random.Random(seed)) for seed in (75, 107, 165, 232, 260, 335, 339, 343)]
     for jobs in groups:
         turns, places = as_turns(jobs), [(worker,) for worker in range(len(jobs))]
         assert lateness(turns, likely(turns, places, shared=False)) < 0.98
         late.append(worst(RollMux(), jobs))
-    assert sum(each < 1.0 for each in late) >= 7
-    assert max(late) < 1.02
+    assert max(late) < 1.0
     for module in (rollmux, gathering):
         monkeypatch.setattr(
             module, "orders", lambda courses: tuple(o for o in orders(courses) if o is not BY_NEED)
