@@ -55,7 +55,7 @@ GROUPS: dict[str, dict[str, float]] = {
     "three jobs": {"a": 1.0, "b": 1.0, "c": 1.0},
 }
 """Of each job: how many times as long as its rollout its training is to be."""
-TIMES = {"balanced pair": 5, "unbalanced pair": 3, "three jobs": 3}
+TIMES = {"balanced pair": 4, "unbalanced pair": 3, "three jobs": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def main() -> None:
     options = arguments(__doc__).parse_args()
     with clean_stdout() as console, tempfile.TemporaryDirectory(prefix="jigsawrl-bench-") as scratch:
         bench = Bench(Path(scratch), options.seed, 192 if options.quick else 384)
-        steps = 8
+        steps = 12
         even = bench.epochs()
         say(f"{even:.1f} epochs make a training as long as a rollout")
         groups = {"balanced pair": GROUPS["balanced pair"]} if options.quick else GROUPS
