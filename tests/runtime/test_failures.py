@@ -110,6 +110,18 @@ def test_who_dies_again_and_again_without_a_step_is_given_up_and_the_others_go_o
     assert_nothing_is_left(out)
 
 
+def test_a_driver_that_has_much_to_read_when_its_actors_have_ended_is_not_taken_for_dead(
+    tmp_path: Path,
+) -> None:
+    mix, out = write_mix(tmp_path, a=SUMS), tmp_path / "out"
+    run_here(mix, out)
+    log = out / "a" / "metrics.jsonl"
+    first, *others = log.read_text().splitlines(keepends=True)
+    log.write_text(first * 40_000 + "".join(others))  # as after as many steps
+    (a,) = run_here(write_mix(tmp_path, a={**SUMS, "steps": STEPS + 1}), out, resume=True).pipelines
+    assert (a.how, events(out, "died")) == ("finished", [])
+
+
 def test_a_reward_that_may_not_fail_ends_its_pipeline_with_the_reason(alone: Results, tmp_path: Path) -> None:
     bad = data_task(tmp_path / "data", "raise ValueError('no such answer')", on_error="stop")
     out = tmp_path / "out"
