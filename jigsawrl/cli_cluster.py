@@ -201,9 +201,16 @@ def _print_plan(plan: Plan) -> None:
     console.print(table)
     if len(plan.scene.jobs) > MOST_ROWS:
         console.print(f"and {len(plan.scene.jobs) - MOST_ROWS} more; --json shows all", style="dim")
+    for name, hours in plan.too_late.items():
+        deadline = next(job.deadline for job in plan.scene.jobs if job.name == name)
+        console.print(
+            f"[red]{name}[/] takes {hours:,.1f} h alone: too long for its deadline ({deadline:,g} h)"
+        )
+    waiting = len(plan.scheduler.waiting)
+    beside = f", without the {waiting:,} that {'waits' if waiting == 1 else 'wait'}" if waiting else ""
     console.print(
         f"${plan.price:,.2f} an hour, {_times(plan.alone, plan.price)} less than ${plan.alone:,.2f} with every job "
-        "alone"
+        f"alone{beside}"
     )
 
 
@@ -215,11 +222,15 @@ def _print_outcome(scene: Scene, outcome: Outcome, alone: Outcome) -> None:
     console = Console(highlight=False)
     table = Table(box=ROUNDED, title="jobs")
     table.add_column("job", overflow="fold")
-    for name in ("came at h", "took h", "waited h", "slowdown", "at most", "moves"):
+    disturbed = any(record.preempted for record in outcome.records.values())
+    columns = ("came at h", "took h", "waited h", "slowdown", "at most", "moves", "stopped")
+    for name in columns if disturbed else columns[:-1]:
         table.add_column(name, justify="right")
     for record in list(outcome.records.values())[:MOST_ROWS]:
         took = "" if record.finished is None else f"{(record.finished - record.arrived) / 3600:,.1f}"
         mark = "" if record.kept else " [red]late[/]"
+        if not record.in_time:
+            took += f" [red]of {record.job.deadline:,g}[/]"
         table.add_row(
             record.job.name,
             f"{record.arrived / 3600:,.1f}",
@@ -228,6 +239,7 @@ def _print_outcome(scene: Scene, outcome: Outcome, alone: Outcome) -> None:
             f"{record.slowdown:.2f}x{mark}",
             f"{record.job.max_slowdown:.2f}x",
             str(record.moves),
+            *([str(record.preempted)] if disturbed else []),
         )
     console.print(table)
     if len(outcome.records) > MOST_ROWS:
@@ -239,6 +251,8 @@ def _print_outcome(scene: Scene, outcome: Outcome, alone: Outcome) -> None:
         f"{_times(alone.dollars, outcome.dollars)} less than ${alone.dollars:,.0f} with every job alone; "
         f"{outcome.slo_attainment:.1%} of the jobs took at most their max_slowdown"
     )
+    if late := sum(not record.in_time for record in outcome.records.values()):
+        console.print(f"[red]{late:,} missed {'its deadline' if late == 1 else 'their deadlines'}[/]")
 
 
 def _times(more: float, less: float) -> str:

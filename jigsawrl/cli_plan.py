@@ -39,7 +39,7 @@ ProfileName = Annotated[
     ),
 ]
 Seed = Annotated[
-    int | None, typer.Option(metavar="S", help="Draws other lengths.", rich_help_panel="What if")
+    int | None, typer.Option(metavar="S", min=0, help="Draws other lengths.", rich_help_panel="What if")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.", rich_help_panel="Output")]
 

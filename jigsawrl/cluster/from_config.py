@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from jigsawrl.cluster.estimate import Phases, Work, phases, resident, tp
@@ -10,7 +11,7 @@ from jigsawrl.cluster.jobs import Duration, Job
 from jigsawrl.cluster.pools import Cluster, Pool
 from jigsawrl.cluster.shapes import Shapes, widths
 from jigsawrl.cluster.simulation import Failure
-from jigsawrl.config.cluster import CPU, ClusterConfig, JobConfig, JobsConfig
+from jigsawrl.config.cluster import CPU, ClusterConfig, FailureConfig, JobConfig, JobsConfig
 from jigsawrl.config.messages import require
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.cpu import cpu_worker
@@ -47,7 +48,7 @@ def scene_of(config: ClusterConfig, jobs: JobsConfig) -> Scene:
         found.append(job)
     for key, failure in jobs.failures.items():
         require(f"failures.{key}.node", failure.node.rpartition("-")[0], list(cluster.pools))
-        if not failure.node.rpartition("-")[2].isdigit():
+        if not re.fullmatch(r"0|[1-9][0-9]{0,5}", failure.node.rpartition("-")[2]):
             raise JigsawError(
                 f"failures.{key}.node: {failure.node!r} is no node; write its pool and number, such as "
                 f"{next(iter(cluster.pools))}-0"
@@ -57,8 +58,20 @@ def scene_of(config: ClusterConfig, jobs: JobsConfig) -> Scene:
             raise JigsawError(
                 f"failures.{key}.node: there is no {failure.node}; the pool has {nodes}, from 0 on"
             )
-    broken = tuple(Failure(each.node, each.at, each.hours) for each in jobs.failures.values())
-    return Scene(config, cluster, tuple(found), broken)
+    return Scene(config, cluster, tuple(found), tuple(_apart(jobs.failures.values())))
+
+
+def _apart(failures: Iterable[FailureConfig]) -> Iterator[Failure]:
+    """Those of one node that overlap are one: it works again when the last is over."""
+    ends: dict[str, tuple[float, float]] = {}
+    for each in sorted(failures, key=lambda failure: failure.at):
+        since, until = ends.get(each.node, (each.at, each.at))
+        if each.at > until:
+            yield Failure(each.node, since, until - since)
+            since = each.at
+        ends[each.node] = since, max(until, each.at + each.hours)
+    for node, (since, until) in ends.items():
+        yield Failure(node, since, until - since)
 
 
 def cluster_of(config: ClusterConfig) -> Cluster:

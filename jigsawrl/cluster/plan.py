@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +22,9 @@ class Plan:
     scheduler: Scheduler
     decisions: Mapping[str, Decision]
     alone: float
-    """Dollars an hour with every job on nodes of its own, if there were as many."""
+    """Dollars an hour with every job that has a place on nodes of its own, if there were as many."""
+    too_late: Mapping[str, float]
+    """Hours that those take alone who cannot be done by their deadline."""
 
     @property
     def price(self) -> float:
@@ -64,6 +67,7 @@ class Plan:
             "groups": groups,
             "jobs": jobs,
             "waiting": list(self.scheduler.waiting),
+            "too_late_hours": {name: round(hours, 4) for name, hours in self.too_late.items()},
         }
 
     def slowdown(self, name: str) -> float | None:
@@ -87,7 +91,10 @@ def plan(scene: Scene) -> Plan:
             placed = decisions[name]
             if placed.how == "moved" or {name, *placed.beside} != group.standings.keys():
                 decisions[name] = _as_it_ends(placed, group, sum(alone[each] for each in group.standings))
-    return Plan(scene, scheduler, decisions, sum(alone.values()))
+    placed_alone = sum(price for name, price in alone.items() if name in scheduler.home)
+    hours = {job.name: job.steps * shapes.standing(job).alone / 3600 for job in scene.jobs}
+    late = {job.name: hours[job.name] for job in scene.jobs if hours[job.name] > (job.deadline or math.inf)}
+    return Plan(scene, scheduler, decisions, placed_alone, late)
 
 
 def _as_it_ends(decision: Decision, group: Group, alone: float) -> Decision:
@@ -131,6 +138,7 @@ def outcome_document(scene: Scene, outcome: Outcome, alone: Outcome) -> dict[str
             "kept": record.kept,
             "in_time": record.in_time,
             "moves": record.moves,
+            "preempted": record.preempted,
         }
         for name, record in outcome.records.items()
     }

@@ -61,7 +61,9 @@ class Record:
     moves: int = 0
     preempted: int = 0
     waited: float = 0.0
-    """For nodes, before it started."""
+    """For nodes, before it started and whenever it had to give them up."""
+    since: float = 0.0
+    """When it last began to wait."""
 
     @property
     def slowdown(self) -> float:
@@ -158,16 +160,16 @@ class ClusterSimulation:
         self._cold: set[str] = set()
         """Jobs that are starting, and have no turns yet."""
         self._jobs = {job.name: job for job in jobs}
+        self._unfinished = len(self._jobs)
         for job in self._jobs.values():
             self._push(job.arrival * 3600, "arrival", job.name)
-        self._repairs = {(each.node, each.at): each.hours for each in failures}
         for each in failures:
             self._push(each.at * 3600, "failure", each.node)
             self._push((each.at + each.hours) * 3600, "repair", each.node)
 
     def run(self, until: float = math.inf) -> Outcome:
         """To the end, or to a time in seconds."""
-        while self._events and self._events[0][0] <= until:
+        while self._events and self._unfinished and self._events[0][0] <= until:
             when, _, kind, name, epoch = heapq.heappop(self._events)
             self._pass(when)
             if kind == "phase":
@@ -208,7 +210,7 @@ class ClusterSimulation:
 
     def _arrived(self, job: Job) -> None:
         self._stand()
-        record = Record(job, self.now)
+        record = Record(job, self.now, since=self.now)
         self.records[job.name] = record
         self._running[job.name] = _Running(record)
         self._draws[job.name] = self._drawn(job)
@@ -248,6 +250,7 @@ class ClusterSimulation:
                 self._permits[self._where.pop(name)].leave(name)
                 self._running[name].record.moves += name in changes.moved
                 self._running[name].record.preempted += name in changes.preempted
+                self._running[name].record.since = self.now
                 self._void(name)
         for number in changes.groups:
             group = self.scheduler.groups.get(number)
@@ -282,9 +285,9 @@ class ClusterSimulation:
         record = running.record
         self._where[name] = self.scheduler.home[name]
         cold = 0.0
+        record.waited += self.now - record.since
         if record.started is None:
             record.started = self.now
-            record.waited = self.now - record.arrived
         else:
             cold = record.job.cold_seconds
         running.began = self.now
@@ -355,6 +358,7 @@ class ClusterSimulation:
         running.step_alone, running.began = 0.0, self.now
         if record.steps == job.steps:
             record.finished, record.alone = self.now, running.done
+            self._unfinished -= 1
             del self._running[name]
             self._permits[self._where.pop(name)].leave(name)
             self._stand()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from jigsawrl.config.fields import Count, Name, NotNegative, Positive, Settings, Text, refuse
+from jigsawrl.config.fields import Name, Settings, Text, refuse
 from jigsawrl.config.messages import explain, joined
 from jigsawrl.config.pipelines import AtLeastOne, is_profile_file
 from jigsawrl.config.runfile import overridden, read_run_file
@@ -17,26 +17,34 @@ from jigsawrl.errors import JigsawError
 
 Config = TypeVar("Config", bound=BaseModel)
 CPU = "cpu"
+# Bounds far from anything real, so that no sum of times or prices, and no simulation, gets out of hand.
+Figure = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=1e-6, le=1_000_000_000)]
+Price = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1_000_000)]
+Seconds = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=10_000_000)]
+Hours = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1_000_000)]
+Since = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1_000_000)]
+Memory = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1_000_000_000)]
+Tokens = Annotated[int, Field(strict=True, ge=1, le=100_000_000)]
 
 
 class KindConfig(Settings):
     """A kind of accelerator of one's own, beside the built-in ones."""
 
-    flops: Positive
+    flops: Figure
     """TFLOP/s of dense 16-bit arithmetic."""
-    memory_bandwidth: Positive
+    memory_bandwidth: Figure
     """TB/s of its memory."""
-    device_memory: Positive
+    device_memory: Figure
     """GB."""
-    host_memory: Positive = 256.0
+    host_memory: Figure = 256.0
     """GB of host memory for each accelerator."""
-    link: Positive = 200.0
+    link: Figure = 200.0
     """GB/s to the others of its node."""
-    host_link: Positive = 24.0
+    host_link: Figure = 24.0
     """GB/s between host and device."""
-    network: Positive = 25.0
+    network: Figure = 25.0
     """GB/s to other nodes."""
-    price: NotNegative
+    price: Price
     """Dollars an hour."""
 
 
@@ -47,15 +55,15 @@ class PoolConfig(Settings):
     """h100, h200, a100, h20, h800, cpu (cores of this machine), or one of `kinds`."""
     runs: Literal["rollout", "training", "both"]
     """Which phases its nodes may run."""
-    nodes: Count | None = None
+    nodes: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] | None = None
     """How many there are; null: as many as are asked for."""
     gpus: Annotated[int, Field(strict=True, ge=1, le=64)] | None = None
     """In each node; null: 8, or none where its kind is cpu."""
     cores: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
     """In each node of kind cpu; null: 1."""
-    host_memory: Positive | None = None
+    host_memory: Figure | None = None
     """GB of each node that resident jobs may fill; null: what its kind has for each accelerator."""
-    price: NotNegative | None = None
+    price: Price | None = None
     """Dollars an hour for each accelerator, or core; null: its kind's."""
 
     @model_validator(mode="after")
@@ -88,7 +96,7 @@ class ClusterConfig(Settings):
     """Of phase durations to plan with; 1: every response at the token limit."""
     max_group: Annotated[int, Field(strict=True, ge=1, le=8)] = 5
     """Jobs in a group, at most."""
-    link: Positive = 20.0
+    link: Figure = 20.0
     """Gbit/s between pools; new weights cross it once a step."""
     profile: Text = "h100-traces"
     """Measured workloads that durations of models are carried over from: built in, or a file of `jigsaw fit`."""
@@ -109,23 +117,23 @@ class JobConfig(Settings):
 
     model: Text | None = None
     """A known one, such as Qwen3-8B; null: seconds and memory are given."""
-    sequences: Count = 1024
+    sequences: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1024
     """In a step: prompts times samples."""
-    max_tokens: Count = 8192
+    max_tokens: Tokens = 8192
     """Of a response."""
-    prompt_tokens: Count = 512
+    prompt_tokens: Tokens = 512
     """Of a prompt, on the mean."""
-    turns: Count = 1
+    turns: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
     """Generations of a sequence."""
-    tool_seconds: NotNegative = 0.0
+    tool_seconds: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=10_000_000)] = 0.0
     """Wait of the whole batch for tools, after each turn but the last."""
-    rollout: Positive | None = None
+    rollout: Seconds | None = None
     """Seconds, typically, on the first pool that runs rollouts; null: estimated from the model."""
-    training: Positive | None = None
+    training: Seconds | None = None
     """The same on the first pool that runs training."""
-    rollout_worst: Positive | None = None
+    rollout_worst: Seconds | None = None
     """Seconds with every response at the token limit; null: estimated, or the typical ones."""
-    training_worst: Positive | None = None
+    training_worst: Seconds | None = None
     """The same of the training."""
     spread: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)] | None = None
     """Of durations from step to step, standard deviation of their logarithm; null: estimated, or none."""
@@ -133,21 +141,21 @@ class JobConfig(Settings):
     """Nodes that a rollout takes."""
     training_nodes: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
     """Nodes that a training takes."""
-    rollout_memory: NotNegative | None = None
+    rollout_memory: Memory | None = None
     """GB of host memory that it keeps on each rollout node; null: what models of its size keep, or none."""
-    training_memory: NotNegative | None = None
+    training_memory: Memory | None = None
     """The same on each training node."""
     max_slowdown: AtLeastOne = 1.5
     """Times as long as alone, at most: its SLO."""
-    steps: Count = 100
+    steps: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 100
     """To make."""
-    arrival: NotNegative = 0.0
+    arrival: Since = 0.0
     """Hours after the start at which it comes."""
     priority: Annotated[int, Field(strict=True)] = 0
     """Higher goes first."""
     tenant: Name | None = None
     """Whose it is; nodes that become free go to the tenant who has least."""
-    deadline: Positive | None = None
+    deadline: Hours | None = None
     """Hours after its arrival at which it should be done; null: none."""
     drift: Annotated[float, Field(strict=True, allow_inf_nan=False, gt=-1, le=10)] = 0.0
     """Part by which its phases are longer in the end than in the beginning."""
@@ -174,7 +182,7 @@ class TermsConfig(Settings):
     """Higher goes first."""
     tenant: Name | None = None
     """Whose it is; nodes that become free go to the tenant who has least."""
-    deadline: Positive | None = None
+    deadline: Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1_000_000_000)] | None = None
     """Seconds after its submission at which it should be done; null: none."""
     rollout_nodes: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
     """Nodes that a rollout takes."""
@@ -187,9 +195,9 @@ class FailureConfig(Settings):
 
     node: Text
     """Its pool and number, such as rollout-0."""
-    at: NotNegative
+    at: Since
     """Hours after the start."""
-    hours: Positive
+    hours: Hours
     """Until it works again."""
 
 

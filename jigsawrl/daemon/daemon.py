@@ -192,6 +192,8 @@ class Daemon:
                 job.furthest, job.deaths = job.step, 0
         elif kind == "phase":
             self._timed(run, job, event["phase"], event["t1"] - event["t0"])
+            if event["phase"] == "training":
+                job.count(event["step"])
         elif "reason" in event and kind in ("finished", "failed", "cancelled", "interrupted"):
             run.jobs.discard(name)
             run.leaving.discard(name)
@@ -321,7 +323,7 @@ class Daemon:
         """
         measured = job.alone if self.scheduler.shapes.level >= 1 else None
         ratio = 1.0 if measured is None else measured / planned
-        whole = job.steps * planned * ratio
+        whole = job.made + (job.steps - job.counted) * planned * ratio
         allowed = (job.terms.max_slowdown * whole - job.spent) / ratio
         if job.terms.deadline is None:
             return allowed

@@ -23,7 +23,7 @@ from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
 from jigsawrl.store import locks
 
-FORMAT = 2
+FORMAT = 3
 FILE, LOCK = "cluster.db", "cluster.lock"
 PATIENCE_S = 30.0
 """For another process to let go of the ledger; transactions take milliseconds."""
@@ -36,7 +36,7 @@ CREATE TABLE jobs (
     state TEXT DEFAULT 'submitted', reason TEXT DEFAULT '', step INTEGER DEFAULT 0, furthest INTEGER DEFAULT 0,
     deaths INTEGER DEFAULT 0, began INTEGER DEFAULT 0, spent REAL DEFAULT 0, grp INTEGER, planned REAL,
     rollout TEXT DEFAULT '[]', training TEXT DEFAULT '[]', ended REAL, overtaken INTEGER DEFAULT 0,
-    preempted INTEGER DEFAULT 0
+    preempted INTEGER DEFAULT 0, made REAL DEFAULT 0, counted INTEGER DEFAULT 0
 );
 CREATE TABLE groups (number INTEGER PRIMARY KEY, price REAL, rollout_nodes TEXT, training_nodes TEXT, jobs TEXT);
 CREATE TABLE nodes (name TEXT PRIMARY KEY, broken INTEGER);
@@ -80,6 +80,10 @@ class JobEntry:
     """Jobs that came later, and got nodes while it waited."""
     preempted: int = 0
     """How often it had to leave its nodes to a job of higher priority."""
+    made: float = 0.0
+    """Seconds that its steps would have taken alone, each counted once."""
+    counted: int = 0
+    """The last step that is in them."""
 
     @property
     def steps(self) -> int:
@@ -91,7 +95,7 @@ class JobEntry:
 
     @property
     def alone(self) -> float | None:
-        """Measured seconds of a step by itself; None before there are any."""
+        """Measured seconds of a step by itself, of late; None before there are any."""
         if not self.rollout or not self.training:
             return None
         return sum(self.rollout) / len(self.rollout) + sum(self.training) / len(self.training)
@@ -99,7 +103,13 @@ class JobEntry:
     @property
     def slowdown(self) -> float | None:
         """So far."""
-        return None if self.alone is None or not self.step else self.spent / (self.step * self.alone)
+        return self.spent / self.made if self.made else None
+
+    def count(self, step: int) -> None:
+        """A step whose phases were the last ones is done, perhaps not for the first time."""
+        if step > self.counted and self.rollout and self.training:
+            self.made += self.rollout[-1] + self.training[-1]
+            self.counted = step
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +218,8 @@ class Ledger:
             "ended": job.ended,
             "overtaken": job.overtaken,
             "preempted": job.preempted,
+            "made": job.made,
+            "counted": job.counted,
         }
         columns = ", ".join(f"{column} = ?" for column in values)
         self.db.execute(f"UPDATE jobs SET {columns} WHERE name = ?", [*values.values(), job.name])
@@ -301,7 +313,7 @@ def _connect(folder: Path) -> sqlite3.Connection:
 
 def _job(row: Sequence[Any]) -> JobEntry:
     _, name, run, terms, submitted, cancel, state, reason, step, furthest, deaths, began, spent, *rest = row
-    group, planned, rollout, training, ended, overtaken, preempted = rest
+    group, planned, rollout, training, ended, *counts = rest
     return JobEntry(
         name,
         RunConfig.model_validate_json(run),
@@ -320,16 +332,18 @@ def _job(row: Sequence[Any]) -> JobEntry:
         json.loads(rollout),
         json.loads(training),
         ended,
-        overtaken,
-        preempted,
+        *counts,
     )
 
 
 @contextmanager
 def the_only_one(folder: Path) -> Iterator[None]:
     """A JigsawError where another process runs this cluster."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise JigsawError(f"{folder}: cannot be written ({error.strerror or error})") from None
     try:
         deadline = time.monotonic() + LOOKS_S
         while not locks.try_lock(descriptor):

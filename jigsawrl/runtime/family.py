@@ -134,8 +134,8 @@ class Family:
         return pid
 
     def dead(self) -> list[BaseProcess]:
-        """Those that ended though nobody told them to. An actor that its driver lets go of ends with 0, and the driver
-        may have something to do still."""
+        """Those that ended though nobody told them to. An actor that its driver lets go of ends with 0, while the
+        driver may have something to do still."""
         shared = self.shared.processes if self.shared is not None else []
         killed = [actor for actor in (*shared, *self.actors.values()) if actor.exitcode not in (None, 0)]
         return killed if self.driver.exitcode is None else [self.driver, *killed]

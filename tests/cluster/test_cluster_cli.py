@@ -33,6 +33,14 @@ FILES = (
     ("half.yaml", "jobs: {a: {rollout: 5}}\n"),
     ("worse.yaml", "jobs: {a: {rollout: 5, training: 2, rollout_worst: 3}}\n"),
     ("broken.yaml", JOBS + "failures: {x: {node: role-0, at: 1, hours: 1}}\n"),
+    ("odd.yaml", JOBS + "failures: {x: {node: roll-00, at: 1, hours: 1}}\n"),
+    ("long.yaml", "jobs: {a: {rollout: 5, training: 2, steps: 50000000}}\n"),
+    ("many.yaml", "jobs: {" + ", ".join(f"{x}: {{rollout: 100, training: 50}}" for x in "abcdefgh") + "}\n"),
+    ("hasty.yaml", "jobs: {a: {rollout: 100, training: 50, steps: 72, deadline: 2}}\n"),
+    (
+        "twice.yaml",
+        JOBS + "failures: {x: {node: roll-0, at: 0.2, hours: 0.1}, y: {node: roll-0, at: 0.25, hours: 90}}\n",
+    ),
 )
 REFUSED = {
     "unknown kind": Case(
@@ -44,7 +52,8 @@ REFUSED = {
     "negative price": Case(
         "plan c.yaml j.yaml pools.roll.price=-1",
         2,
-        "c.yaml: pools.roll.price: -1 is not allowed; it must be a number, at least 0, or null",
+        "c.yaml: pools.roll.price: -1 is not allowed; it must be a number, at least 0 and at most "
+        "1000000, or null",
     ),
     "nothing trains": Case(
         "plan c.yaml j.yaml pools.train.runs=rollout",
@@ -80,6 +89,22 @@ REFUSED = {
         2,
         "failures.x.node: 'role' is not allowed; it must be one of roll, train; did you mean 'roll'?",
     ),
+    "a number that is no node's": Case(
+        "simulate c.yaml odd.yaml",
+        2,
+        "failures.x.node: 'roll-00' is no node; write its pool and number, such as roll-0",
+    ),
+    "more steps than could be played": Case(
+        "simulate c.yaml long.yaml",
+        2,
+        "long.yaml: jobs.a.steps: 50000000 is not allowed; it must be a whole number, at least 1 and at most 1000000 "
+        "(default 100)",
+    ),
+    "negative seed": Case(
+        "simulate c.yaml j.yaml --seed -1",
+        2,
+        "Invalid value for '--seed': Input should be greater than or equal to 0\ntry 'jigsaw simulate --help'",
+    ),
     "no trace": Case(
         "simulate c.yaml quantile=0.9",
         2,
@@ -97,6 +122,10 @@ DONE = {
     "plan as JSON": Case("plan c.yaml j.yaml --json", 0, "", None),
     "simulate": Case("simulate c.yaml j.yaml --seed 1", 0, "", None),
     "simulate as JSON": Case("simulate c.yaml j.yaml quantile=0.9 --json", 0, "", None),
+    "more jobs than nodes": Case("plan c.yaml many.yaml", 0, "", None),
+    "a deadline too soon": Case("plan c.yaml hasty.yaml", 0, "", None),
+    "a deadline missed": Case("simulate c.yaml hasty.yaml", 0, "", None),
+    "a node that breaks while it is broken": Case("simulate c.yaml twice.yaml --json", 0, "", None),
     "help": Case("plan --help", 0, "", None),
 }
 
@@ -143,6 +172,26 @@ def test_a_simulation_says_what_it_cost_and_who_was_late(outcomes: dict[str, Out
     assert found["dollars"] < found["alone_dollars"]
     assert found["slo_attainment"] == 1.0
     assert set(found["jobs"]) == {"a", "b"}
+
+
+def test_who_waits_saves_nothing(outcomes: dict[str, Outcome]) -> None:
+    said = " ".join(outcomes["more jobs than nodes"].stdout.split())
+    assert (
+        "$71.84 an hour, 3.18 times less than $228.16 with every job alone, without the 4 that wait" in said
+    )
+
+
+def test_deadlines_that_cannot_be_kept_or_were_not_are_told(outcomes: dict[str, Outcome]) -> None:
+    assert "a takes 3.0 h alone: too long for its deadline (2 h)" in outcomes["a deadline too soon"].stdout
+    assert "1 missed its deadline" in outcomes["a deadline missed"].stdout
+
+
+def test_time_is_over_with_the_last_job_and_who_lost_its_nodes_has_waited(
+    outcomes: dict[str, Outcome],
+) -> None:
+    found = json.loads(outcomes["a node that breaks while it is broken"].stdout)
+    assert found["hours"] < 3
+    assert found["dollars_per_hour"] > 50
 
 
 def test_the_example_can_be_planned_and_its_trace_read() -> None:

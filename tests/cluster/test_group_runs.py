@@ -36,3 +36,13 @@ def test_where_both_phases_share_their_nodes_there_are_no_pools(tmp_path: Path) 
     config = checked_mix(run_config(0, Seats((T0,), (T0,)), jobs("a"), tmp_path, memory=4.0, link=10.0))
     assert (config.workers, config.pools) == (1, None)
     assert config.pipelines["a"].rollout_workers is None
+
+
+def test_a_steps_time_alone_counts_once_and_as_it_was() -> None:
+    (job,) = jobs("a")
+    for step, seconds in ((1, 4.0), (2, 1.0), (2, 9.0), (3, 1.0)):  # the second one was lost, and made again
+        job.rollout.append(seconds)
+        job.training.append(seconds)
+        job.count(step)
+    job.spent = 18.0
+    assert (job.made, job.counted, job.slowdown) == (12.0, 3, 1.5)

@@ -38,7 +38,8 @@ REFUSED = {
     "negative price": Case(
         "cluster start pools.yaml pools.rollout.price=-1",
         2,
-        "pools.yaml: pools.rollout.price: -1 is not allowed; it must be a number, at least 0, or null",
+        "pools.yaml: pools.rollout.price: -1 is not allowed; it must be a number, at least 0 and at most 1000000, "
+        "or null",
     ),
     "no rollout pool": Case(
         "cluster start pools.yaml pools.rollout.runs=training",
@@ -120,7 +121,7 @@ REFUSED = {
     "deadline in the past": Case(
         "submit MADE job.yaml --deadline -3",
         2,
-        "deadline: -3.0 is not allowed; it must be a number, above 0, or null",
+        "deadline: -3.0 is not allowed; it must be a number, above 0 and at most 1000000000, or null",
     ),
     "name taken": Case(
         "submit MADE job.yaml --name first",
