@@ -91,6 +91,11 @@ def plan(scene: Scene) -> Plan:
             placed = decisions[name]
             if placed.how == "moved" or {name, *placed.beside} != group.standings.keys():
                 decisions[name] = _as_it_ends(placed, group, sum(alone[each] for each in group.standings))
+    for job in scene.jobs:
+        placed = decisions[job.name]
+        if job.name in scheduler.home and len(placed.training_nodes) != job.training_nodes:
+            nodes = f"it trains on {len(placed.training_nodes)} nodes instead of {job.training_nodes}"
+            decisions[job.name] = replace(placed, why=f"{placed.why}; {nodes}")
     placed_alone = sum(price for name, price in alone.items() if name in scheduler.home)
     hours = {job.name: job.steps * shapes.standing(job).alone / 3600 for job in scene.jobs}
     late = {job.name: hours[job.name] for job in scene.jobs if hours[job.name] > (job.deadline or math.inf)}

@@ -265,7 +265,7 @@ class Scheduler:
             tuple(sorted(training)),
             place.added,
             place.shape.slowdown(name),
-            _why(place, beside),
+            _why(place, standing.job, beside),
             dict(place.passed_over),
             tuple(beside),
         )
@@ -409,11 +409,25 @@ def by_price(scheduler: Scheduler, standing: Standing) -> Place | None:
     return place or cheapest(scheduler.shapes, groups, scheduler.nodes, standing)
 
 
-def _why(place: Place, beside: Sequence[str]) -> str:
+NOT_THERE = {
+    "busy": "without time for it",
+    "slowdown": "in which someone would be late",
+    "full": "with as many jobs as may be",
+    "memory": "without host memory for it",
+    "pool": "on nodes that it cannot use",
+}
+"""Why a job did not go to other groups."""
+BARELY = 1.01
+
+
+def _why(place: Place, job: Job, beside: Sequence[str]) -> str:
     names = ", ".join(beside)
     if place.how == "packed":
         return f"beside {names}: no node is added"
     if place.how == "scaled":
         return f"beside {names} with rollout nodes of its own: ${place.added:,.2f}/h more"
-    passed = ", ".join(f"{count} {reason}" for reason, count in sorted(place.passed_over.items()))
-    return f"a group of its own: ${place.added:,.2f}/h more" + (f"; others not: {passed}" if passed else "")
+    passed = sorted(place.passed_over.items())
+    reasons = [f"{count} {'group' if count == 1 else 'groups'} {NOT_THERE[why]}" for why, count in passed]
+    if job.max_slowdown < BARELY:
+        reasons = ["it may not become slower"]
+    return "; ".join([f"a group of its own: ${place.added:,.2f}/h more", *reasons])

@@ -15,9 +15,10 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jigsawrl import durable
+from jigsawrl.cluster.groups import How
 from jigsawrl.config.cluster import ClusterConfig, TermsConfig
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
@@ -294,6 +295,14 @@ class Ledger:
 
     def runs_under_way(self) -> list[int]:
         return [number for (number,) in self.db.execute("SELECT number FROM runs WHERE ended IS NULL")]
+
+    def reasons(self) -> dict[str, str]:
+        """Why each job is where it is, or waits: the scheduler's last word on it."""
+        kinds = ", ".join(f"'{how}'" for how in get_args(How))
+        rows = self.db.execute(
+            f"SELECT job, text, MAX(number) FROM events WHERE kind IN ({kinds}) GROUP BY job"
+        )
+        return {job: text for job, text, _ in rows}
 
     def events(self, most: int = -1) -> list[dict[str, Any]]:
         """The last ones, or all."""

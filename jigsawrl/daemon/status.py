@@ -22,7 +22,7 @@ def document(folder: Path) -> dict[str, Any]:
     """For --json."""
     ledger, running = Ledger(folder), is_running(folder)
     groups, jobs, nodes = ledger.groups() if running else [], ledger.jobs(), ledger.nodes()
-    events = ledger.events(LATELY)
+    events, reasons = ledger.events(LATELY), ledger.reasons()
     ledger.close()
     rented = {node for group in groups for node in (*group.rollout_nodes, *group.training_nodes)}
     return {
@@ -32,7 +32,7 @@ def document(folder: Path) -> dict[str, Any]:
         "broken_nodes": [name for name, broken in nodes.items() if broken],
         "dollars": round(ledger.dollars, 6),
         "dollars_per_hour": round(sum(group.price for group in groups), 4),
-        "jobs": {job.name: _job(job, folder, running) for job in jobs},
+        "jobs": {job.name: _job(job, reasons.get(job.name, ""), folder, running) for job in jobs},
         "groups": [
             {
                 "group": group.number,
@@ -47,11 +47,12 @@ def document(folder: Path) -> dict[str, Any]:
     }
 
 
-def _job(job: JobEntry, folder: Path, running: bool) -> dict[str, Any]:
+def _job(job: JobEntry, why: str, folder: Path, running: bool) -> dict[str, Any]:
     terms = job.terms
     return {
         "state": job.state if job.over or (running and job.state != "submitted") else "waiting",
         "reason": job.reason,
+        "why": "" if job.over or not running else why,
         "tenant": terms.tenant,
         "priority": terms.priority,
         "step": job.step,
@@ -73,6 +74,11 @@ def show(found: dict[str, Any]) -> None:
     console.print(_jobs(found["jobs"]))
     if found["groups"]:
         console.print(_groups(found["groups"]))
+    for name, job in found["jobs"].items():
+        if job["why"]:
+            console.print(
+                escape(f"{name} {'waits' if job['state'] == 'waiting' else 'is there'}: {job['why']}")
+            )
     for event in found["events"]:
         who = event["job"] or ""
         console.print(escape(_told(event["at"], who, event["kind"], event["text"].partition("\n")[0])))
@@ -101,12 +107,18 @@ def _jobs(jobs: dict[str, dict[str, Any]]) -> Table:
             escape(f"{job['state']}: {reason}" if reason else job["state"]),
             f"{job['step']}/{job['steps']}",
             "" if job["group"] is None else str(job["group"]),
-            _times(job["slowdown"]),
+            _times(job["slowdown"]) + (" [red]late[/]" if _is_late(job) else ""),
             _times(job["planned_slowdown"]),
             _times(job["max_slowdown"]),
             *([asked] if any(terms) else []),
         )
     return table
+
+
+def _is_late(job: dict[str, Any]) -> bool:
+    """Whether it has ended, and not as it was promised."""
+    slow = job["slowdown"]
+    return job["state"] == "finished" and slow is not None and slow > job["max_slowdown"]
 
 
 def _terms(job: dict[str, Any]) -> str:
