@@ -110,10 +110,12 @@ def resume(run: Run, pipeline: Pipeline) -> None:
 def cancel(run: RunOrCluster, pipeline: Pipeline) -> None:
     """End a pipeline, or a cluster's job: the step it is in is finished and saved."""
     if _is_cluster(run):
-        from jigsawrl.daemon.ledger import Ledger
+        from jigsawrl.daemon.ledger import Ledger, is_running
 
-        Ledger(run).ask_to_cancel(pipeline)
-        print(f"{pipeline}: ends after its step")
+        ledger = Ledger(run)
+        ledger.ask_to_cancel(pipeline)
+        runs = is_running(run) and ledger.job(pipeline).state == "running"
+        print(f"{pipeline}: {'ends after its step' if runs else 'is cancelled'}")
         return
     _ask(run, do="cancel", pipeline=pipeline)
 

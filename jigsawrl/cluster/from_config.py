@@ -24,6 +24,7 @@ from jigsawrl.graph.shape import ModelShape
 GB = 1e9
 CORE_PRICE = 0.05
 """Dollars an hour; what large clouds ask for a core, approximately."""
+NAMED = "name a known one or its size, such as Qwen3-8B or mine-8b, or give seconds of rollout and training instead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def _own_kind(name: str, config: ClusterConfig) -> Hardware:
 
 def job_of(name: str, entry: JobConfig, cluster: Cluster, profile: Profile) -> Job:
     """With durations on every pool: estimated from its model, measured ones carried over by the roofline, or both."""
-    model = None if entry.model is None else model_named(entry.model, f"jobs.{name}.model")
+    model = None if entry.model is None else model_named(entry.model, f"jobs.{name}.model", NAMED)
     estimates = {} if model is None else _estimates(model, entry, cluster, profile)
     keeps = resident(model.parameters if model else 0.0)
     rollout = _durations("rollout", entry, cluster, estimates)

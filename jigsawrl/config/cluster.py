@@ -228,11 +228,18 @@ def load_jobs_file(path: Path) -> JobsConfig:
     return _loaded(JobsConfig, path, (), "jobs file")
 
 
+EXAMPLES = {
+    "cluster file": "pools: {all: {kind: h100, runs: both}}",
+    "jobs file": "jobs: {a: {rollout: 100, training: 50}}",
+}
+
+
 def _loaded(model: type[Config], path: Path, overrides: Sequence[str], what: str) -> Config:
     try:
         data = overridden(path, overrides, _anchor)
     except JigsawError as error:
-        raise JigsawError(str(error).replace("run file", what)) from None
+        text = str(error).replace("run file", what).replace("task: {kind: arithmetic}", EXAMPLES[what])
+        raise JigsawError(text) from None
     try:
         return model.model_validate(data)
     except ValidationError as error:

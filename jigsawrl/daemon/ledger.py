@@ -28,6 +28,8 @@ FORMAT = 3
 FILE, LOCK = "cluster.db", "cluster.lock"
 PATIENCE_S = 30.0
 """For another process to let go of the ledger; transactions take milliseconds."""
+MOST_EVENTS = 100_000
+"""That are kept, the last ones."""
 LOOKS_S = 0.2
 """Whoever looks whether a daemon is there has its lock for less."""
 TABLES = """
@@ -246,7 +248,8 @@ class Ledger:
     def note(self, kind: str, job: str | None, group: int | None, text: str) -> None:
         """An event."""
         values = [time.time(), kind, job, group, text]
-        self.db.execute("INSERT INTO events (at, kind, job, grp, text) VALUES (?, ?, ?, ?, ?)", values)
+        new = self.db.execute("INSERT INTO events (at, kind, job, grp, text) VALUES (?, ?, ?, ?, ?)", values)
+        self.db.execute("DELETE FROM events WHERE number <= ?", [(new.lastrowid or 0) - MOST_EVENTS])
 
     def begin_run(self, group: int, nodes: Sequence[str]) -> int:
         """Its number."""

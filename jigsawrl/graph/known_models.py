@@ -61,15 +61,16 @@ _HOW = (
 )
 
 
-def model_named(name: str, where: str) -> ModelShape:
-    """The model that a name speaks of, which may be a workload's; `where` begins the message if there is none.
+def model_named(name: str, where: str, how: str = _HOW) -> ModelShape:
+    """The model that a name speaks of, which may be a workload's; `where` begins the message if there is none, and
+    `how` says what to do.
 
     A family that is not known but whose size the name tells gets the shape that dense models of this size have.
     """
     text = re.sub(r"[_\s/]+", "-", name.lower())
     if _MIXTURE.search(text):
         raise JigsawError(
-            f"{where}: {name!r} reads like a mixture of experts, which has no dense shape; {_HOW}"
+            f"{where}: {name!r} reads like a mixture of experts, which has no dense shape; {how}"
         )
     for pattern, family, sizes in _FAMILIES:
         if found := re.search(pattern, text):
@@ -80,7 +81,7 @@ def model_named(name: str, where: str) -> ModelShape:
             break
     if sizes_told := _sizes(text):
         return dense(_billions(sizes_told[-1]), f"dense-{sizes_told[-1]}")
-    raise JigsawError(f"{where}: cannot tell the model's size from {name!r}; {_HOW}")
+    raise JigsawError(f"{where}: cannot tell the model's size from {name!r}; {how}")
 
 
 def model_given(value: Any, where: str) -> ModelShape:

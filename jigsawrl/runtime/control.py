@@ -73,7 +73,11 @@ class Question:
         try:
             where = json.loads((run / ADDRESS).read_text())["socket"]
         except FileNotFoundError:
-            what = "has ended" if (run / "config.yaml").exists() else "is no run of several pipelines"
+            what = (
+                "has ended"
+                if (run / "config.yaml").exists()
+                else "is neither a run of several pipelines nor a cluster"
+            )
             raise JigsawError(f"{run}: {what}; nothing to talk to") from None
         except (OSError, ValueError, KeyError) as error:
             raise JigsawError(f"{run / ADDRESS}: cannot be read ({error})") from None

@@ -110,7 +110,7 @@ def test_nonsense_is_answered_and_forgotten(tmp_path: Path) -> None:
         ask(tmp_path, what="else")
     thread.join(timeout=10)
     control.close()
-    with pytest.raises(JigsawError, match="no run of several pipelines"):
+    with pytest.raises(JigsawError, match="neither a run of several pipelines nor a cluster"):
         ask(tmp_path, do="hello")
 
 
