@@ -1,9 +1,9 @@
 """Tokens a second of LoRA pipelines that share one frozen base on a GPU, against the same pipelines one by one.
 
 A base of the shape of Qwen2.5 1.5B with random weights, and for each pipeline adapters of rank 16 on all matrices.
-A pipeline's step is a rollout of 16 samples, as long as GSM8K's were in a trace (cut at 4,096 tokens), and a training
+A pipeline's step is a rollout of 64 samples, as long as GSM8K's were in a trace (cut at 4,096 tokens), and a training
 step on them: forward, backward and update of its adapters, through the trainer that pipelines use. The claim is made
-for these; beside it stand steps of 64 samples, which leave less of the chip unused when they run alone.
+for these; beside it stand steps of 16 samples, which leave more of the chip unused when they run alone.
 
 `serial` runs one pipeline after the other, each alone in the engine, rollout and training in turn, both with the
 whole chip. Together, all pipelines are members of one engine: one thread decodes for whoever has samples to draw, a
@@ -58,7 +58,7 @@ from jigsawrl.trainer.trainer import Metrics, Trainer, trained_tokens
 
 SHAPE, RANK, TARGET = "1.5B", 16, 3.0
 TRACE, CAP, PROMPT = "gsm8k_qwen3-4b-instruct", 4096, 83
-STEPS = {16: 12, 64: 6}
+STEPS = {64: 6, 16: 12}
 """Of each pipeline, by samples of a step; the claim is about the first."""
 MICRO_BATCH = 32_768
 """A step's samples at once: two halves keep the host twice as busy."""
@@ -412,7 +412,7 @@ def quick_to_switch() -> Iterator[None]:
 
 def main() -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--samples", type=int, action="append", help="of a pipeline's step; 16 and 64")
+    parser.add_argument("--samples", type=int, action="append", help="of a pipeline's step; 64 and 16")
     parser.add_argument("--steps", type=int, help="of each pipeline; 2 with --quick")
     parser.add_argument("--only", type=int, action="append", help="measure so many pipelines together")
     parser.add_argument("--compile", help=argparse.SUPPRESS)

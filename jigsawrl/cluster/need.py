@@ -113,7 +113,7 @@ def foreseen(runners: Sequence[Runner]) -> list[float]:
     longest = max([max(each.holds) for each in runners])
     number = {each.name: k for k, each in enumerate(runners)}
     ended: list[list[float]] = [[] for _ in runners]
-    uneven = [k * 0.3819660113 for k in range(len(runners))]
+    uneven = [k * (1 - GOLDEN) for k in range(len(runners))]
     waiting, busy = list(runners), list[Runner]()
     ends: list[tuple[float, int, int, bool]] = []
     now, phases, look = 0.0, 0, SOON

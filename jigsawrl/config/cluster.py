@@ -24,6 +24,7 @@ Seconds = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=10_0
 Hours = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1_000_000)]
 Since = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1_000_000)]
 Memory = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1_000_000_000)]
+Number = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Tokens = Annotated[int, Field(strict=True, ge=1, le=100_000_000)]
 
 
@@ -55,7 +56,7 @@ class PoolConfig(Settings):
     """h100, h200, a100, h20, h800, cpu (cores of this machine), or one of `kinds`."""
     runs: Literal["rollout", "training", "both"]
     """Which phases its nodes may run."""
-    nodes: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] | None = None
+    nodes: Number | None = None
     """How many there are; null: as many as are asked for."""
     gpus: Annotated[int, Field(strict=True, ge=1, le=64)] | None = None
     """In each node; null: 8, or none where its kind is cpu."""
@@ -117,7 +118,7 @@ class JobConfig(Settings):
 
     model: Text | None = None
     """A known one, such as Qwen3-8B; null: seconds and memory are given."""
-    sequences: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1024
+    sequences: Number = 1024
     """In a step: prompts times samples."""
     max_tokens: Tokens = 8192
     """Of a response."""
@@ -147,7 +148,7 @@ class JobConfig(Settings):
     """The same on each training node."""
     max_slowdown: AtLeastOne = 1.5
     """Times as long as alone, at most: its SLO."""
-    steps: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 100
+    steps: Number = 100
     """To make."""
     arrival: Since = 0.0
     """Hours after the start at which it comes."""

@@ -10,7 +10,7 @@ import pickle
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -180,13 +180,21 @@ class Scheduler:
 
     def _forget(self, family: Family) -> None:
         """Nothing more is heard of it."""
-        for each in (family.line.fileno(), *family.sentinels):
-            self.selector.unregister(each)
+        self._ignore((family.line.fileno(), *family.sentinels))
+
+    def _ignore(self, sources: Iterable[int]) -> None:
+        for each in sources:
+            if each in self.selector.get_map():
+                self.selector.unregister(each)
 
     def _look_after(self, member: Member) -> None:
         """Notices who has ended, and what that means."""
         family = member.family
-        if family is None or (member.ends is None and not family.dead()):
+        if family is None:
+            return
+        if member.ends is None and not family.dead():
+            # Those that ended as they were told to would wake us again and again until their driver has ended too.
+            self._ignore(each.sentinel for each in family.processes if each.exitcode is not None)
             return
         while self._listen(member):  # its last words
             pass

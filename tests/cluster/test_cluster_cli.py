@@ -186,9 +186,7 @@ def test_deadlines_that_cannot_be_kept_or_were_not_are_told(outcomes: dict[str, 
     assert "1 missed its deadline" in outcomes["a deadline missed"].stdout
 
 
-def test_time_is_over_with_the_last_job_and_who_lost_its_nodes_has_waited(
-    outcomes: dict[str, Outcome],
-) -> None:
+def test_time_is_over_with_the_last_job(outcomes: dict[str, Outcome]) -> None:
     found = json.loads(outcomes["a node that breaks while it is broken"].stdout)
     assert found["hours"] < 3
     assert found["dollars_per_hour"] > 50

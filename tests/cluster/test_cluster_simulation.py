@@ -104,6 +104,7 @@ def test_a_preempted_job_loses_a_step_and_goes_on_when_there_are_nodes_again():
     outcome = simulate(Scheduler(two_pools(1, 1), largest=1), trace)
     low, high = outcome.records["low"], outcome.records["high"]
     assert (low.preempted, low.moves, high.slowdown) == (1, 0, 1.0)
+    assert (low.waited, high.waited) == (pytest.approx(18 * 200), 0)
     lost = 1.01 * 3600 % 200
     assert low.finished == pytest.approx(90 * 200 + lost + 18 * 200 + 50)
 

@@ -71,9 +71,12 @@ class Matrices:
         if lora is None:
             return []
         self.scales[slot] = lora.scale
-        by_part = dict(zip(self.parts, zip(a, b.split(list(self.parts.values())), strict=True), strict=True))
-        ranks = {part: len(own) for part, own in lora.a.items()}
-        return [x for part, own in ranks.items() for x in (by_part[part][0][:own], by_part[part][1][:, :own])]
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        for part, ones, others in zip(self.parts, a, b.split(list(self.parts.values())), strict=True):
+            if part in lora.a:
+                rank = len(lora.a[part])
+                found[part] = ones[:rank], others[:, :rank]
+        return [target for part in lora.a for target in found[part]]
 
 
 @dataclass(slots=True)
