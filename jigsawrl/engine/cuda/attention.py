@@ -1,7 +1,8 @@
 """Attention of one new token per sequence over the paged cache, the context cut in parts where sequences are few.
 
-The first kernel also does what comes before: q and k norm, rope, and writing the new key and value. The new token
-is attended from registers by the part that writes it, so no program reads what another one writes.
+The kernel also does what comes before: q and k norm, rope, and writing the new key and value. The new token is
+attended from registers by the part that writes it, so no program reads what another one writes. The part of a context
+that is done last puts all of them together, always in the same order.
 """
 
 # mypy: ignore-errors
@@ -21,8 +22,8 @@ from jigsawrl.engine.cuda.prefetch import prefetch_l2
 MOST_SPLITS = 128
 SLACK = 1.05
 """How many times its fair share of the tokens a processor may get before contexts are cut in twice as many parts."""
-WIDE_STAGES = 5
-"""Rounds in flight where every processor has one program at most."""
+SHORT = 384
+"""Tokens of a part up to which it pays to have more of it on its way before the kernel's inputs are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,10 @@ def cut_for(contexts: list[int], slots: int, kv_heads: int, processors: int, mos
         1 << math.ceil(math.log2(max(1.0, longest / 64))),
         1 << (min(most, MOST_SPLITS).bit_length() - 1),
     )
-    length = longest / splits
-    if slots * kv_heads * splits <= processors and length >= 128:
-        return Cut(splits, 128, WIDE_STAGES, 1)
-    return Cut(splits, 64, 7, 0) if length >= 384 else Cut(splits, 64, 5, 2)
+    if longest / splits < SHORT:
+        return Cut(splits, 64, 5, 2)
+    alone = slots * kv_heads * splits <= processors
+    return Cut(splits, 128, 5, 1) if alone else Cut(splits, 64, 7, 0)
 
 
 @triton.jit
@@ -72,6 +73,7 @@ def attention_kernel(
     part_out,
     part_max,
     part_sum,
+    counters,
     scale,
     eps,
     width,
@@ -95,6 +97,10 @@ def attention_kernel(
     start = part * length
     end = tl.minimum(start + length, position)
     table = tables + row.to(tl.int64) * width
+    d = tl.arange(0, D)
+    angle_cos = tl.load(cos + position * D + d)
+    angle_sin = tl.load(sin + position * D + d)
+    here = tl.load(table + position // BLOCK).to(tl.int64) * BLOCK + position % BLOCK
     if PDL:  # all that is read up to here, and the cache of earlier tokens, is older than the kernel before
         gdc_launch_dependents()
         lane = tl.arange(0, D // 64) * 64
@@ -109,7 +115,6 @@ def attention_kernel(
         return
 
     g = tl.arange(0, PADDED)
-    d = tl.arange(0, D)
     other = (d + D // 2) % D
     line = qkv + slot.to(tl.int64) * (KV_HEADS * (GROUP + 2) * D)
     q_line = line + (kv * GROUP + g)[:, None] * D
@@ -126,12 +131,9 @@ def attention_kernel(
         k_size = tl.rsqrt(tl.sum(k * k) / D + eps)
         k = (k * k_size * tl.load(k_norm + d)).to(tl.bfloat16).to(tl.float32)
         k_turned = (k_turned * k_size * tl.load(k_norm + other)).to(tl.bfloat16).to(tl.float32)
-    angle_cos = tl.load(cos + position * D + d)
-    angle_sin = tl.load(sin + position * D + d)
     q = (q * angle_cos[None, :] + q_turned * angle_sin[None, :]).to(tl.bfloat16)
     k_new = (k * angle_cos + k_turned * angle_sin).to(tl.bfloat16)
     new = part == 0
-    here = tl.load(table + position // BLOCK).to(tl.int64) * BLOCK + position % BLOCK
     here = (here * KV_HEADS + kv) * D + d
     tl.store(keys + here, k_new, mask=(d < D) & new)
     tl.store(values + here, v, mask=(d < D) & new)
@@ -157,7 +159,8 @@ def attention_kernel(
         top = higher
 
     real = g < GROUP
-    head = (slot * KV_HEADS + kv) * GROUP + g
+    place = slot * KV_HEADS + kv
+    head = place * GROUP + g
     if SPLITS == 1:
         merged = (acc / total[:, None]).to(tl.bfloat16)
         tl.store(out + head[:, None] * D + d[None, :], merged, mask=real[:, None])
@@ -166,36 +169,47 @@ def attention_kernel(
         tl.store(part_out + mine[:, None] * D + d[None, :], acc, mask=real[:, None])
         tl.store(part_max + mine, top, mask=real)
         tl.store(part_sum + mine, total, mask=real)
+        tl.debug_barrier()
+        parts = tl.maximum(tl.cdiv(position, length), 1)
+        if tl.atomic_add(counters + place, 1, sem="acq_rel") == parts - 1:
+            merge(part_out, part_max, part_sum, out, place, parts, GROUP, D, SPLITS)
+            tl.store(counters + place, 0)
 
 
 @triton.jit
-def merge_kernel(
+def merge(
     part_out,
     part_max,
     part_sum,
-    rows,
-    positions,
     out,
-    HEADS: tl.constexpr,
+    place,
+    parts,
+    GROUP: tl.constexpr,
     D: tl.constexpr,
     SPLITS: tl.constexpr,
-    TILE: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    """The parts of one head's attention, weighed by their sums."""
-    head = tl.program_id(0)
-    slot = head // HEADS
-    position = tl.load(positions + tl.load(rows + slot))
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    parts = tl.maximum(tl.cdiv(position, part_length(position, SPLITS, TILE)), 1)
+    """The parts of a group of heads' attention, weighed by their sums."""
+    HEADS: tl.constexpr = triton.next_power_of_2(GROUP)
+    CHUNK: tl.constexpr = min(SPLITS, max(1, 64 // HEADS))
+    g = tl.arange(0, HEADS)
     p = tl.arange(0, SPLITS)
     d = tl.arange(0, D)
-    there = p < parts
-    mine = head.to(tl.int64) * SPLITS + p
-    top = tl.load(part_max + mine, mask=there, other=-float("inf"))
-    weight = tl.exp2(top - tl.max(top, axis=0))
-    total = tl.sum(tl.load(part_sum + mine, mask=there, other=0.0) * weight, axis=0)
-    acc = tl.load(part_out + mine[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
-    tl.store(out + head * D + d, (tl.sum(acc * weight[:, None], axis=0) / total).to(tl.bfloat16))
+    real = g < GROUP
+    head = place * GROUP + g
+    first = head.to(tl.int64)[:, None] * SPLITS
+    known = real[:, None] & (p < parts)[None, :]
+    tops = tl.load(part_max + first + p[None, :], mask=known, other=-float("inf"), cache_modifier=".cg")
+    sums = tl.load(part_sum + first + p[None, :], mask=known, other=0.0, cache_modifier=".cg")
+    highest = tl.where(real, tl.max(tops, axis=1), 0.0)[:, None]
+    total = tl.where(real, tl.sum(sums * tl.exp2(tops - highest), axis=1), 1.0)
+    acc = tl.zeros((HEADS, D), tl.float32)
+    for at in range(0, parts, CHUNK):
+        c = at + tl.arange(0, CHUNK)
+        there = real[:, None] & (c < parts)[None, :]
+        mine = first + c[None, :]
+        top = tl.load(part_max + mine, mask=there, other=-float("inf"), cache_modifier=".cg")
+        each = part_out + mine[:, :, None] * D + d[None, None, :]
+        held = tl.load(each, mask=there[:, :, None], other=0.0, cache_modifier=".cg")
+        acc += tl.sum(held * tl.exp2(top - highest)[:, :, None], axis=1)
+    merged = (acc / total[:, None]).to(tl.bfloat16)
+    tl.store(out + head[:, None] * D + d[None, :], merged, mask=real[:, None])

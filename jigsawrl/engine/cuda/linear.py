@@ -11,8 +11,8 @@ Adapters cost no launch of their own: the first programs of a product do the nar
 the others wait for it once they have read their weights. Programs begin in the order of their numbers and the first
 ones wait for nobody, so this comes to an end however many of them run at a time.
 
-Each kernel is launched while the one before it runs (programmatic dependent launch): it pulls its first weights
-into L2, which nothing in a step writes, and only then waits for its inputs.
+Each kernel is launched while the one before it runs (programmatic dependent launch). It reads its first weights into
+shared memory and pulls the next ones into L2, for nothing in a step writes any, and only then waits for its inputs.
 """
 
 # mypy: ignore-errors
@@ -90,6 +90,7 @@ def linear_kernel(
     REACH: tl.constexpr,
     SPLIT: tl.constexpr,
     SWAP: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if RANKS > 0:
@@ -138,20 +139,26 @@ def linear_kernel(
     each = tl.cdiv(rounds, SPLIT)
     first = part * each
     last = tl.minimum(first + each, rounds)
-    w_tile = w + line.to(tl.int64)[:, None] * K + (first * BK + k)[None, :]
-    x_tile = x + m[:, None] * K + (first * BK + k)[None, :]
+    w_tile = w + line.to(tl.int64)[:, None] * K + (first * BK + EARLY + k)[None, :]
+    x_tile = x + m[:, None] * K + (first * BK + EARLY + k)[None, :]
     # What the end needs is loaded before the loop, but looked at only behind it, so that nothing waits for it.
     if BIAS:
         offset = tl.load(bias + n, mask=ours, other=0.0)
     if EPILOGUE == _RESIDUAL:
         weight = tl.load(next_norm + n, mask=ours, other=0.0)
-    if PDL:
+    if PDL & (EPILOGUE != _PLAIN):
         # Behind a plain product comes attention, which reads ahead of its own wait what the kernels before the
         # product wrote: it may start once these have ended. The others read nothing ahead but weights.
-        if EPILOGUE != _PLAIN:
-            gdc_launch_dependents()
+        gdc_launch_dependents()
+    if EARLY > 0:  # whose turn comes behind the loop, so that it begins at once
+        e = first * BK + tl.arange(0, EARLY)
+        ready = e < last * BK
+        early_w = tl.load(
+            w + line.to(tl.int64)[:, None] * K + e[None, :], mask=ours[:, None] & ready[None, :], other=0.0
+        )
+    if PDL:
         LINES: tl.constexpr = 2 if BM == 8 else 4
-        start = tl.minimum(first * BK + tl.arange(0, LINES) * 64, tl.maximum(last * BK, 64) - 64)
+        start = tl.minimum(first * BK + EARLY + tl.arange(0, LINES) * 64, tl.maximum(last * BK, 64) - 64)
         prefetch_l2(w + line.to(tl.int64)[:, None] * K + start[None, :])
         if RANKS > 0:
             lead = tl.arange(0, (RANKS + 63) // 64) * 64
@@ -168,13 +175,17 @@ def linear_kernel(
         t = tl.arange(0, NORM_TILES)
         known = (t < norm_tiles)[:, None] & there[None, :]
         square = tl.load(squares + t[:, None] * SLOTS + m[None, :], mask=known, other=0.0)
+    if EARLY > 0:
+        early_x = tl.load(x + m[:, None] * K + e[None, :], mask=there[:, None] & ready[None, :], other=0.0)
     acc = tl.zeros((BN, BM) if SWAP else (BM, BN), dtype=tl.float32)
-    for _ in range(first, last):
+    for _ in range(first + EARLY // BK, last):
         weights = tl.load(w_tile, mask=ours[:, None], other=0.0)
         inputs = tl.load(x_tile, mask=there[:, None], other=0.0)
         acc = tl.dot(weights, tl.trans(inputs), acc) if SWAP else tl.dot(inputs, tl.trans(weights), acc)
         w_tile += BK
         x_tile += BK
+    if EARLY > 0:
+        acc = tl.dot(early_w, tl.trans(early_x), acc) if SWAP else tl.dot(early_x, tl.trans(early_w), acc)
 
     if RANKS > 0:  # noqa: SIM102 - one is known when this is compiled, the other is not
         # The second half: some further columns of K, and where K is cut in parts, one more part.
@@ -338,6 +349,7 @@ def linear(
         REACH=how.reach,
         SPLIT=how.split,
         SWAP=how.swap,
+        EARLY=how.early,
         PDL=DEPENDENT,
         num_warps=how.warps,
         num_stages=how.stages,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from jigsawrl.engine.attention import KVCache
 from jigsawrl.engine.cuda.adapters import AdapterScratch, Stack, beside, expand, expand_swiglu, shrink
-from jigsawrl.engine.cuda.attention import MOST_SPLITS, Cut, attention_kernel, merge_kernel
+from jigsawrl.engine.cuda.attention import MOST_SPLITS, Cut, attention_kernel
 from jigsawrl.engine.cuda.linear import DEPENDENT, LAUNCH, Beside, Scratch, linear
 from jigsawrl.engine.cuda.sampling import choose_kernel, tile_kernel
 from jigsawrl.engine.cuda.small import add_norm_kernel, begin_kernel, swiglu_kernel
@@ -107,6 +107,7 @@ class DecodeStep:
         self.part_out = torch.zeros(parts, spec.head_dim, **numbers)
         self.part_max = torch.zeros(parts, **numbers)
         self.part_sum = torch.zeros(parts, **numbers)
+        self.part_counters = torch.zeros(slots * spec.kv_heads, dtype=torch.int32, device=device)
         self.adapters: Stack | None = None
         self.adapter_scratch: AdapterScratch | None = None
 
@@ -261,6 +262,7 @@ class DecodeStep:
             self.part_out,
             self.part_max,
             self.part_sum,
+            self.part_counters,
             LOG2_E / math.sqrt(spec.head_dim),
             spec.norm_eps,
             rows.tables.shape[1],
@@ -278,22 +280,6 @@ class DecodeStep:
             num_stages=cut.stages,
             **LAUNCH,
         )
-        if cut.splits > 1:
-            merge_kernel[(slots * spec.heads,)](
-                self.part_out,
-                self.part_max,
-                self.part_sum,
-                self.inputs,
-                rows.positions,
-                self.attended,
-                HEADS=spec.heads,
-                D=spec.head_dim,
-                SPLITS=cut.splits,
-                TILE=cut.tile,
-                PDL=DEPENDENT,
-                num_warps=4,
-                **LAUNCH,
-            )
 
     def _head(self, slots: int) -> None:
         """The library's product, and what ours would have left beside the logits."""
