@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from jigsawrl.graph.cost import UNKNOWN, Costs, DecodeCost, LinearCost
-from jigsawrl.graph.hardware import Hardware
+from jigsawrl.graph.hardware import CPU, Hardware
 from jigsawrl.graph.shape import ModelShape
 
 FLOPS = 3e10
@@ -24,7 +24,7 @@ def cpu_worker(cores: int, workers: int) -> Hardware:
     """A set of cores, with its part of the memory."""
     memory = MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / workers
     return Hardware(
-        "cpu",
+        CPU,
         flops=FLOPS * cores,
         memory_bandwidth=BANDWIDTH * cores,
         device_bytes=memory,

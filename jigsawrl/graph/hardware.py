@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from jigsawrl.errors import JigsawError
 
 GIB = 2**30
+CPU = "cpu"
+"""The name of a worker that is a set of cores."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Literal
 
+from jigsawrl.graph.hardware import CPU
 from jigsawrl.telemetry.events import Substage
 
 Signature = Literal["compute", "prefill", "bulk", "tail", "link", "host"]
@@ -245,4 +246,4 @@ CORES = Interference(
 
 def table_of(hardware: str) -> Interference:
     """What is known of sharing such a worker; of other accelerators, what an H200 was measured to do."""
-    return CORES if hardware == "cpu" else H200
+    return CORES if hardware == CPU else H200

@@ -14,6 +14,8 @@ ACTIVATIONS_PER_LAYER = 2
 """Bytes kept per token, layer and hidden unit when activations are recomputed."""
 ACTIVATIONS_NOW = 64
 """Bytes per token and hidden unit inside the layer that is at work."""
+LOGITS = 2 << 30
+"""Bytes of the logits that our kernels hold at a time, and of what is summed from them."""
 KV_SHARE = 0.2
 """Most of a worker's memory that one engine's cache takes."""
 
@@ -24,8 +26,15 @@ class Memory:
 
     rollout: float
     training: float
+    awake: float
+    """Between phases, until it is put to sleep."""
     host: float
     """While the pipeline exists, asleep or awake."""
+
+    @property
+    def training_apart(self) -> float:
+        """Of actors that have no engine, and so no cache."""
+        return self.training - (self.awake - self.host)
 
 
 def memory(
@@ -39,21 +48,25 @@ def memory(
     device_bytes: float,
     trained: float | None = None,
     whole: bool = False,
+    by_kernels: bool = False,
 ) -> Memory:
     """Of engines that span `tp` workers with `sequences` of up to `tokens` each, and training over `workers`.
 
     `cache_tokens` are all that an engine keeps of them, where that is told. `trained` parameters are adapters', or
-    else all of the model's. `whole`: each worker has all of the training state, all the time.
+    else all of the model's. `whole`: each worker has all of the training state and the cache, all the time.
+    `by_kernels`: it trains by those for GPUs.
     """
     cached = sequences * tokens if cache_tokens is None else min(sequences * tokens, cache_tokens)
     cache = min(cached * model.kv_bytes_per_token / tp, KV_SHARE * device_bytes)
-    activations = MICRO_BATCH_TOKENS * model.hidden * (ACTIVATIONS_PER_LAYER * model.layers + ACTIVATIONS_NOW)
+    each = ACTIVATIONS_PER_LAYER * model.layers + ACTIVATIONS_NOW
+    activations = float(MICRO_BATCH_TOKENS * model.hidden * each)
     parameters = model.parameters if trained is None else trained
     state = parameters * (model.bytes_per_parameter + GRADIENT_BYTES + OPTIMIZER_BYTES)
     state += model.weight_bytes if trained is not None else 0.0
-    state /= 1 if whole else workers
-    return Memory(
-        rollout=(state if whole else model.weight_bytes / tp) + cache,
-        training=state + activations,
-        host=state,
-    )
+    if not whole:
+        state /= workers
+        return Memory(model.weight_bytes / tp + cache, state + activations, awake=state, host=state)
+    if by_kernels:
+        activations += LOGITS + parameters * model.bytes_per_parameter  # gradients, before they are added up
+    awake = state + cache
+    return Memory(rollout=awake, training=awake + activations, awake=awake, host=state)

@@ -18,7 +18,7 @@ from typing import TypeVar
 from jigsawrl.graph.batch import Batch, Engine, engine
 from jigsawrl.graph.cost import Costs
 from jigsawrl.graph.forecast import Forecast
-from jigsawrl.graph.hardware import Hardware
+from jigsawrl.graph.hardware import CPU, Hardware
 from jigsawrl.graph.interference import SIGNATURES
 from jigsawrl.graph.lanes import Segment
 from jigsawrl.graph.memory import KV_SHARE, Memory, memory
@@ -170,6 +170,7 @@ class Outlook:
             cache_tokens=shape.cache_tokens,
             trained=shape.trained,
             whole=shape.whole,
+            by_kernels=self.hardware.name != CPU,
         )
 
     def memory_moved(self, sequences: float, tp: int) -> float:

@@ -22,6 +22,7 @@ from jigsawrl.pipeline import kept
 from jigsawrl.pipeline.generating import Generating, awake
 from jigsawrl.pipeline.losses import LossInputs, LossSettings, policy_loss, value_loss
 from jigsawrl.pipeline.residency import Residency, Swapped
+from jigsawrl.store.memory import spare_others
 from jigsawrl.store.store import Store
 from jigsawrl.trainer.batch import Batch, onto
 from jigsawrl.trainer.critic import Critic
@@ -177,6 +178,7 @@ class Actor(Generating):
     def sync_weights(self, version: int) -> None:
         """The engine samples from the trained weights; its own engine shares them, so nothing is copied."""
         self.engine.update_weights(None, weight_version=version)
+        spare_others(self.model.device)
 
     # State
 

@@ -106,7 +106,7 @@ class ProcessHandle:
         if kind == "refused":
             raise JigsawError(value)
         if kind == "failed":
-            raise RuntimeError(f"worker {self.rank} failed:\n{value}")
+            raise RuntimeError(f"worker {self.rank} failed: {value}")
         return kind, value
 
     def _died(self) -> None:
@@ -214,8 +214,8 @@ def serve(
                     reports.make(partial(send, pipe), actor.engine)
         except (EOFError, ConnectionResetError, BrokenPipeError):
             return
-        except Exception:
-            send(pipe, ("failed", traceback.format_exc()))
+        except Exception as error:
+            send(pipe, ("failed", told(error)))
 
 
 class Reports:
@@ -238,5 +238,11 @@ def answer_to(
         return "answer", perform(method, args)
     except JigsawError as error:
         return "refused", str(error)
-    except Exception:
-        return "failed", traceback.format_exc()
+    except Exception as error:
+        return "failed", told(error)
+
+
+def told(error: Exception) -> str:
+    """What went wrong, and in the lines below it where."""
+    said = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {said}\n{''.join(traceback.format_exception(error))}"

@@ -16,7 +16,7 @@ from jigsawrl.graph.cost import Costs
 from jigsawrl.graph.cpu import cpu_costs
 from jigsawrl.graph.forecast import Floats, Forecast
 from jigsawrl.graph.gpu import gpu_costs
-from jigsawrl.graph.hardware import Hardware
+from jigsawrl.graph.hardware import CPU, Hardware
 from jigsawrl.graph.interference import SIGNATURES
 from jigsawrl.graph.lanes import Segment
 from jigsawrl.graph.outlook import Outlook
@@ -31,8 +31,6 @@ SEQUENCES = 256
 """Lengths by which a first step is foreseen."""
 LEAST = 0.25
 """Weight of what was seen last against all that was known before; of the first few, that of a mean."""
-CPU = "cpu"
-"""There a process knows how long it was at work itself; elsewhere its time beside others says nothing of it alone."""
 ENOUGH = 2
 """Times that a kind of phase must have been learned from alone, before what others do to it is."""
 BETWEEN_S, SELDOM = 2.0, 3
@@ -153,7 +151,7 @@ class Learned:
         known = not costs.derived or self.times_alone.get(kind, 0) >= ENOUGH
         present = phase.seconds - phase.over.tool_seconds - phase.company.paused
         took = present - (costs.rollout_fixed_seconds if kind == "rollout" else costs.sync)
-        if self.outlook.hardware.name == CPU:
+        if self.outlook.hardware.name == CPU:  # a process knows how long it was at work itself
             took = phase.busy
         return Followed(phase.company, present, took, expected if known else None)
 

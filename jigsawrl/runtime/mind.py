@@ -140,8 +140,10 @@ class Mind:
         self.thoughts[name] = Thought(Learned(outlook), rollout_home)
         home = rollout_home or self.world.rollout_home
         for memory in self.memories:
-            if memory.phase != "rollout":
-                count = len(memory.workers)
+            count = len(memory.workers)
+            if memory.phase is None:
+                memory.states[name] = outlook.memory(count, 1, count).awake
+            elif memory.phase == "training":
                 memory.states[name] = outlook.memory(count, 1, count).host
             elif not set(home).isdisjoint(memory.workers):
                 memory.states[name] = engine_bytes(outlook, len(home), 1)

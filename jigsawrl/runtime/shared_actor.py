@@ -15,7 +15,6 @@ import os
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ from jigsawrl.model.lora import linears, share_base
 from jigsawrl.model.tokenizer import load_tokenizer
 from jigsawrl.model.transformer import Transformer
 from jigsawrl.pipeline.actor import Actor
-from jigsawrl.pipeline.actor_process import Reports, answer_to, join_the_others, receive, send
+from jigsawrl.pipeline.actor_process import Reports, answer_to, join_the_others, receive, send, told
 from jigsawrl.pipeline.generating import compute_dtype
 from jigsawrl.pipeline.residency import Residency
 from jigsawrl.pipeline.workers import set_up_torch
@@ -212,8 +211,8 @@ class House:
         try:
             tenant.actor.engine.add_request(request)
             tenant.running += len(request.keys)
-        except Exception:
-            tenant.send(("failed", traceback.format_exc()))
+        except Exception as error:
+            tenant.send(("failed", told(error)))
 
     def _leave(self, tenant: Tenant) -> None:
         with self.visit():
@@ -257,9 +256,9 @@ class House:
                 settle()
                 try:
                     ended = self._pass(self._shared)
-                except Exception:
+                except Exception as error:
                     for tenant in self.tenants.values():
-                        tenant.send(("failed", traceback.format_exc()))
+                        tenant.send(("failed", told(error)))
                     os._exit(1)
                 tenants = list(self.tenants.values())
             for tenant in tenants:

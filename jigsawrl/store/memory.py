@@ -8,6 +8,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+OTHERS, TIGHT = 0.05, 0.25
+"""Parts of a GPU's memory: that others have if there are any, and that is free where it is not scarce."""
+
 
 def release(tensors: Iterable[Tensor]) -> None:
     """Frees the memory of tensors and keeps everything else about them. None of them may be a part of another."""
@@ -36,6 +39,16 @@ def return_to_system(device: torch.device) -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc's
         trim(0)
+
+
+def spare_others(device: torch.device) -> None:
+    """What a phase needed and the next one does not, torch would keep; a GPU's memory that is scarce is for all."""
+    if device.type != "cuda":
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    others = total - free - torch.cuda.memory_reserved(device)
+    if others > OTHERS * total and free < TIGHT * total:
+        torch.cuda.empty_cache()
 
 
 def _without_memory(like: Tensor) -> Tensor:

@@ -48,3 +48,46 @@ def test_a_cache_whose_size_is_told_is_planned_with_it() -> None:
     assert told.rollout == model.weight_bytes + 10_000 * model.kv_bytes_per_token
     assert untold.rollout == model.weight_bytes + 64 * 2048 * model.kv_bytes_per_token
     assert told.training == untold.training
+
+
+def test_an_actor_keeps_its_cache_while_it_waits_and_while_it_trains_and_one_without_an_engine_has_none() -> (
+    None
+):
+    model = dense(1.5, "1.5B")
+    many, few = (
+        memory(
+            model,
+            sequences=64,
+            tokens=2048,
+            cache_tokens=size,
+            tp=1,
+            workers=1,
+            device_bytes=140e9,
+            whole=True,
+        )
+        for size in (100_000, 0)
+    )
+    cache = 100_000 * model.kv_bytes_per_token
+    assert many.awake == many.rollout == few.awake + cache
+    assert many.training == few.training + cache
+    assert many.training_apart == few.training_apart == few.training
+    assert many.host == few.host == few.awake
+
+
+def test_training_by_kernels_needs_room_for_logits_and_for_gradients_that_are_not_added_up_yet() -> None:
+    model = dense(0.5, "0.5B")
+    there, here = (
+        memory(
+            model,
+            sequences=8,
+            tokens=512,
+            tp=1,
+            workers=1,
+            device_bytes=140e9,
+            whole=True,
+            by_kernels=kernels,
+        )
+        for kernels in (True, False)
+    )
+    assert there.training - here.training > model.weight_bytes
+    assert there.awake == here.awake

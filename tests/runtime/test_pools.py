@@ -86,7 +86,7 @@ def tight(file: Path) -> float:
     """GB of workers that hold what runs on them, and not all that waits beside it."""
     mix, worker = load_mix(file), cpu_worker(1, 2)
     members = [member_of(mix, name, own_config(mix, name, "cpu"), file.parent, worker, None) for name in "ab"]
-    return max(each.outlook.memory(1, 1, 1).training for each in members) / 1e9
+    return max(each.outlook.memory(1, 1, 1).training_apart for each in members) / 1e9
 
 
 @pytest.fixture(scope="module")
