@@ -232,6 +232,15 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, resume: bool) 
     )
 
 
+@pytest.mark.skipif(
+    not Path("/proc/self").is_dir(), reason="needs a folder that nobody can write to, not even root"
+)
+def test_where_nothing_can_be_written_a_run_does_not_begin() -> None:
+    said = refusal(check_run_folder, config_of(), Path("/proc/self/run"), False)
+    assert said.startswith("/proc/self/run: cannot be written (")
+    assert said.endswith("; choose another folder with --out")
+
+
 def test_a_run_is_never_written_over_another(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(config_of().to_yaml())
     assert refusal(check_run_folder, config_of(), tmp_path, False) == (

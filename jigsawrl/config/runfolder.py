@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jigsawrl.config.messages import shown
@@ -66,8 +66,11 @@ def writable_part(out: Path) -> Path:
     there = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not there.is_dir():
         raise JigsawError(f"{there}: is a file; choose another folder with --out")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise JigsawError(f"{out}: cannot be written; choose another folder with --out")
+    try:  # for some systems' folders, and for root, nothing else tells
+        TemporaryDirectory(prefix=".", dir=there).cleanup()
+    except OSError as error:
+        why = error.strerror or error
+        raise JigsawError(f"{out}: cannot be written ({why}); choose another folder with --out") from None
     return there
 
 
