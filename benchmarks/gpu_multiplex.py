@@ -1,8 +1,9 @@
 """Pipelines that share one GPU: how much more is done than by one after the other.
 
-Full fine-tuning of models of the shapes of Qwen2.5 0.5B and 1.5B with random weights. Every sample is as long as a
-trace of GSM8K or MATH says (the same lengths under every policy, at most 8,192 tokens); one pipeline in four calls a
-tool in between. All run for real: drivers, actors, scheduler, shares, MPS (`traced.py` says what little differs).
+Full fine-tuning of models of the shapes of Qwen2.5 0.5B and 1.5B with random weights; beside it, four pipelines that
+train LoRA adapters on one base of 1.5B, which they share. Every sample is as long as a trace of GSM8K or MATH says
+(the same lengths under every policy, at most 8,192 tokens); one pipeline in four calls a tool in between. All run for
+real: drivers, actors, scheduler, shares, MPS (`traced.py` says what little differs).
 
 `serial` gives every pipeline the whole GPU, alone, with the same engine and trainer. Throughput is tokens generated
 and trained on over the time from the first phase to the end of the last; setting processes up is not in it, and each
@@ -71,6 +72,8 @@ class Traced:
     cached: float = 0.5
     """Part of what its sequences would take at their longest that is cached at once."""
     samples: int = 8
+    rank: int = 0
+    """Of LoRA adapters; 0: all weights are trained."""
 
 
 FOUR = {
@@ -89,7 +92,11 @@ EIGHT = {name: FOUR[name] for name in ("gsm8k-small", "math-small", "tools-large
     "tools-small": Traced("0.5B", "gsm8k_qwen3-0.6b", prompts=4, steps=2, turns=3, latency=1.5),
 }
 """What fits into the memory of one H200."""
-ALL = FOUR | EIGHT
+LORA = {
+    f"lora-{number}": Traced("1.5B", trace, prompts=8, steps=3, rank=16)
+    for number, trace in enumerate(("gsm8k_qwen3-4b-instruct", "gsm8k_qwen3-4b") * 2, 1)
+}
+ALL = FOUR | EIGHT | LORA
 TWO = ("gsm8k-small", "gsm8k-large")
 
 
@@ -175,11 +182,12 @@ def run_file(each: Traced, folder: Path, seed: int, longest: int, part: float, d
         task = {"kind": "environment", "path": f"{user}:Tool", "params": tool, "processes": 1}
         task |= {"size": 512, "max_turns": each.turns}
     sequences = each.prompts * each.samples
+    trained = {"lora": {"rank": each.rank, "alpha": 2 * each.rank}} if each.rank else {}
     return {
         "seed": seed,
         "steps": max(1, round(part * each.steps)),
         "device": device,
-        "model": {"path": str(folder / each.shape), "gradient_checkpointing": True},
+        "model": {"path": str(folder / each.shape), "gradient_checkpointing": not trained, **trained},
         "task": task,
         "rollout": {
             "prompts_per_step": each.prompts,
@@ -278,9 +286,12 @@ def main() -> int:
             "jigsaw, two": (TWO, "jigsaw", None),
             "serial, others": ([name for name in EIGHT if name not in FOUR], "serial", None),
             "jigsaw, eight": (tuple(EIGHT), "jigsaw", None),
+            "serial, LoRA": (tuple(LORA), "serial", None),
+            "jigsaw, LoRA": (tuple(LORA), "jigsaw", None),
         }
         chosen = options.only or (["jigsaw", "concurrent"] if options.quick else list(sides))
-        shown("one step each, not counted: it compiles kernels", bench.run(four, "concurrent", steps=1))
+        for names in (four, *((tuple(LORA),) if "serial, LoRA" in chosen else ())):
+            shown("one step each, not counted: it compiles kernels", bench.run(names, "concurrent", steps=1))
         runs = {"serial": shown("serial", bench.run(four, "serial"))}
         alone = dict(runs["serial"].each)
         profile = bench.profile(runs["serial"], options.measure)
@@ -305,7 +316,8 @@ def main() -> int:
         claims = {}
         if "jigsaw" in ratios and not options.tiny:
             claims["vs_serial_4"] = claim(ratios["jigsaw"], at_least=TARGET)
-        beside = {"vs_serial_2": ratios.get("jigsaw, two"), "vs_serial_8": ratios.get("jigsaw, eight")}
+        sizes = {"2": "jigsaw, two", "8": "jigsaw, eight", "lora": "jigsaw, LoRA"}
+        beside = {f"vs_serial_{size}": ratios.get(side) for size, side in sizes.items()}
         report(
             console,
             "gpu_multiplex",

@@ -4,8 +4,8 @@ forked from.
 Everything is the real thing: drivers, actors, engine, trainer, rewards, environments. Three things differ. A sample
 ends after as many tokens as its key draws from the trace's quantiles, whatever the (random) model says. A run leaves
 nothing behind: no states in the store after a step, no checkpoint, no model; at 14 bytes a parameter these would be
-measured instead. And an actor on a GPU rolls out and trains a little when it is set up, so that no policy is measured
-with kernels that are still compiled and graphs that are still captured.
+measured instead. And an actor on a GPU rolls out and trains a little when it is set up, if its process is its own, so
+that no policy is measured with kernels that are still compiled and graphs that are still captured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from jigsawrl.pipeline import actor_process, loop
 from jigsawrl.pipeline.actor import Actor
 from jigsawrl.pipeline.prompts import keyed
 from jigsawrl.pipeline.rollout import Rollout, rollout_of
+from jigsawrl.runtime import shared_actor
 from jigsawrl.runtime.driver import Beside
+from jigsawrl.runtime.shared_actor import SharingActor
 from jigsawrl.trainer.batch import Batch
 from jigsawrl.trainer.checkpoint import CheckpointStore
 
@@ -91,6 +93,14 @@ def traced_actor(config: RunConfig, base: Path, device: str, rank: int) -> Actor
         train_a_little(actor)
         actor.end_rollout()
     return actor
+
+
+class TracedTenant(SharingActor):
+    """An actor on a base that pipelines share."""
+
+    def __init__(self, config: RunConfig, *given: Any) -> None:
+        of_pipeline[config.name] = Trace.of(config)
+        super().__init__(config, *given)
 
 
 def roll_out_a_little(actor: Actor) -> None:
@@ -156,6 +166,7 @@ def remember_nothing(self: Beside, step: int, workers: Any, state: Any) -> Calla
 
 shared.sequences_of = traced_sequences  # type: ignore[attr-defined]
 actor_process.actor_main = partial(actor_process.actor_main, make=traced_actor)
+shared_actor.SharingActor = TracedTenant  # type: ignore[misc]
 loop.rollout_of = traced_rollout  # type: ignore[attr-defined]
 Beside.remember = remember_nothing  # type: ignore[method-assign]
 CheckpointStore.save = lambda self, *given: None  # type: ignore[assignment, method-assign]
