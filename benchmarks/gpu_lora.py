@@ -51,6 +51,7 @@ from jigsawrl.graph.profile import LEVELS, load_profile
 from jigsawrl.model.lora import TARGETS, adapters_on, add_lora, lora_state, share_base
 from jigsawrl.model.transformer import Transformer
 from jigsawrl.pipeline.losses import LossInputs, LossSettings, policy_loss
+from jigsawrl.runtime.shared_actor import SWITCH_S
 from jigsawrl.trainer.batch import Batch
 from jigsawrl.trainer.logprobs import token_logprobs
 from jigsawrl.trainer.optimizer import OptimizerSettings
@@ -401,9 +402,9 @@ def adapter_cost(
 
 @contextmanager
 def quick_to_switch() -> Iterator[None]:
-    """Python's threads hand over to each other without waiting for long."""
+    """As in the process that pipelines share."""
     before = sys.getswitchinterval()
-    sys.setswitchinterval(2e-4)
+    sys.setswitchinterval(SWITCH_S)
     try:
         yield
     finally:

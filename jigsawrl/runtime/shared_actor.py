@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 
 OF_THE_ENGINE = frozenset(("ready", "abort", "end_rollout", "sync_weights", "sleep", "wake_up"))
 """Methods of an actor that need the engine to stand still."""
+SWITCH_S = 2e-4
+"""For which a thread may keep Python's lock while others want it: a step of the engine takes a few milliseconds, and
+is not to wait as long for a thread that trains."""
 
 
 def shared_actor_main(control: Connection, place: Place, settle: Callable[[], None]) -> None:
@@ -53,6 +57,7 @@ def shared_actor_main(control: Connection, place: Place, settle: Callable[[], No
     die_with_parent()
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH_S)
     set_up_torch(place.configs[0], place.device)
     if place.device.startswith("cuda"):
         torch.cuda.set_device(place.device)
