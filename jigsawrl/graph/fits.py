@@ -22,16 +22,26 @@ def refuse_what_cannot_fit(outlooks: Sequence[Outlook], hardware: Hardware, work
         sizes = outlook.memory(width // shape.tp, shape.tp, width)
         for phase, needed in (("rollout", sizes.rollout), ("training", sizes.training)):
             if needed > hardware.device_bytes:
-                raise JigsawError(
-                    f"{shape.name}: {phase} needs {gigabytes(needed)} on each of {width} workers, and a "
-                    f"{hardware.name} has {gigabytes(hardware.device_bytes)}; use more workers"
-                )
+                raise too_much(outlook, phase, needed, f"{width} workers", hardware)
         host += sizes.host
     if host > hardware.host_bytes:
         raise JigsawError(
             f"{len(outlooks)} pipelines keep {gigabytes(host)} in host memory for each worker, and there are "
             f"{gigabytes(hardware.host_bytes)}; run fewer at a time, or use more workers"
         )
+
+
+def too_much(outlook: Outlook, phase: str, needed: float, where: str, hardware: Hardware) -> JigsawError:
+    """What a phase needs, what there is, and what would help."""
+    help_ = "use more workers"
+    if outlook.shape.whole:
+        fewer = "rollout.kv_cache_tokens" if phase == "rollout" else "trainer.micro_batch_tokens"
+        again = "" if phase == "rollout" or outlook.shape.recomputed else "set model.gradient_checkpointing, "
+        help_ = f"{again}lower {fewer}, or train adapters (model.lora)"
+    return JigsawError(
+        f"{outlook.shape.name}: {phase} needs {gigabytes(needed)} on each of {where}, and a "
+        f"{hardware.name} has {gigabytes(hardware.device_bytes)}; {help_}"
+    )
 
 
 def gigabytes(size: float) -> str:

@@ -9,9 +9,10 @@ from jigsawrl.graph.shape import ModelShape
 OPTIMIZER_BYTES = 12
 """A parameter's float32 copy and Adam's two moments."""
 GRADIENT_BYTES = 4
-MICRO_BATCH_TOKENS = 8192
 ACTIVATIONS_PER_LAYER = 2
 """Bytes kept per token, layer and hidden unit when activations are recomputed."""
+ACTIVATIONS_KEPT = 48
+"""Likewise when they are not; measured with our kernels, 0.5B and 1.5B."""
 ACTIVATIONS_NOW = 64
 """Bytes per token and hidden unit inside the layer that is at work."""
 LOGITS = 2 << 30
@@ -49,17 +50,19 @@ def memory(
     trained: float | None = None,
     whole: bool = False,
     by_kernels: bool = False,
+    micro_batch_tokens: int = 8192,
+    recomputed: bool = True,
 ) -> Memory:
     """Of engines that span `tp` workers with `sequences` of up to `tokens` each, and training over `workers`.
 
     `cache_tokens` are all that an engine keeps of them, where that is told. `trained` parameters are adapters', or
     else all of the model's. `whole`: each worker has all of the training state and the cache, all the time.
-    `by_kernels`: it trains by those for GPUs.
+    `by_kernels`: it trains by those for GPUs, and activations are recomputed or kept.
     """
     cached = sequences * tokens if cache_tokens is None else min(sequences * tokens, cache_tokens)
     cache = min(cached * model.kv_bytes_per_token / tp, KV_SHARE * device_bytes)
-    each = ACTIVATIONS_PER_LAYER * model.layers + ACTIVATIONS_NOW
-    activations = float(MICRO_BATCH_TOKENS * model.hidden * each)
+    kept = ACTIVATIONS_KEPT if whole and by_kernels and not recomputed else ACTIVATIONS_PER_LAYER
+    activations = float(micro_batch_tokens * model.hidden * (kept * model.layers + ACTIVATIONS_NOW))
     parameters = model.parameters if trained is None else trained
     state = parameters * (model.bytes_per_parameter + GRADIENT_BYTES + OPTIMIZER_BYTES)
     state += model.weight_bytes if trained is not None else 0.0

@@ -171,6 +171,8 @@ class Outlook:
             trained=shape.trained,
             whole=shape.whole,
             by_kernels=self.hardware.name != CPU,
+            micro_batch_tokens=shape.micro_batch_tokens,
+            recomputed=shape.recomputed,
         )
 
     def memory_moved(self, sequences: float, tp: int) -> float:

@@ -65,6 +65,10 @@ class PipelineShape:
     """That an engine's cache holds, where it is told; else all its sequences may be there at their longest."""
     trained: float | None = None
     """Parameters that are trained, where those are not the model's but adapters'."""
+    micro_batch_tokens: int = 8192
+    """Of one pass of the training."""
+    recomputed: bool = True
+    """Whether activations are computed again on the way back; else they are kept."""
     base: str = ""
     """The frozen model that it shares with all others of this name: their sequences decode in one batch."""
     whole: bool = False

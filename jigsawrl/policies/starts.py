@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.graph.fits import gigabytes
+from jigsawrl.graph.fits import too_much
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.state import Phase, Pipeline, Place, Start, State
@@ -58,10 +58,7 @@ def refuse_what_cannot_fit_apart(outlook: Outlook, hardware: Hardware, rollout: 
     }
     for phase, (needed, width) in needs.items():
         if needed > hardware.device_bytes:
-            raise JigsawError(
-                f"{shape.name}: {phase} needs {gigabytes(needed)} on each of its {width} workers, and a "
-                f"{hardware.name} has {gigabytes(hardware.device_bytes)}; use more workers"
-            )
+            raise too_much(outlook, phase, needed, f"its {width} workers", hardware)
 
 
 def start_on(state: State, pipeline: Pipeline, workers: Sequence[int]) -> Start | None:

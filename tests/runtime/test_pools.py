@@ -95,9 +95,8 @@ def pooled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pooled")
     longer = {**SUMS, "steps": 1, "rollout": {**SUMS["rollout"], "max_tokens": 48}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            memory, "MICRO_BATCH_TOKENS", 1
-        )  # else that is much more than any state of so small models
+        for name in ("ACTIVATIONS_PER_LAYER", "ACTIVATIONS_NOW"):
+            patch.setattr(memory, name, 0)  # else that is much more than any state of so small models
         limit = tight(write_pooled(folder))
         file = write_pooled(
             folder, more={"c": longer, "d": longer}, pools={**POOLS, "link": LINK}, memory=limit
