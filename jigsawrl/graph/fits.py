@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.graph.hardware import Hardware
+from jigsawrl.graph.hardware import CPU, Hardware
 from jigsawrl.graph.outlook import Outlook
 
 GB = 1e9
@@ -36,7 +36,8 @@ def too_much(outlook: Outlook, phase: str, needed: float, where: str, hardware: 
     help_ = "use more workers"
     if outlook.shape.whole:
         fewer = "rollout.kv_cache_tokens" if phase == "rollout" else "trainer.micro_batch_tokens"
-        again = "" if phase == "rollout" or outlook.shape.recomputed else "set model.gradient_checkpointing, "
+        kept = phase == "training" and not outlook.shape.recomputed and hardware.name != CPU
+        again = "set model.gradient_checkpointing, " if kept else ""
         help_ = f"{again}lower {fewer}, or train adapters (model.lora)"
     return JigsawError(
         f"{outlook.shape.name}: {phase} needs {gigabytes(needed)} on each of {where}, and a "

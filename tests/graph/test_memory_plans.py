@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jigsawrl.config.settings import LoraConfig, ModelConfig, TinyConfig
 from jigsawrl.config.shapes import spec_of, trained_parameters
+from jigsawrl.errors import JigsawError
+from jigsawrl.graph.fits import refuse_what_cannot_fit
+from jigsawrl.graph.forecast import Forecast
+from jigsawrl.graph.gpu import gpu_costs
+from jigsawrl.graph.hardware import HARDWARE
 from jigsawrl.graph.known_models import dense
 from jigsawrl.graph.memory import memory
-from jigsawrl.graph.shape import ModelShape
+from jigsawrl.graph.outlook import Outlook
+from jigsawrl.graph.shape import ModelShape, PipelineShape
 from jigsawrl.model.lora import TARGETS, add_lora
 from jigsawrl.model.transformer import Transformer
 
@@ -109,3 +116,26 @@ def test_activations_that_are_kept_take_what_was_measured_and_fewer_tokens_at_a_
         for tokens in (32_768, 8_192)
     )  # fmt: skip
     assert many - few == pytest.approx(measured[size], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("recomputed", "advice"),
+    [
+        (
+            False,
+            "set model.gradient_checkpointing, lower trainer.micro_batch_tokens, or train adapters (model.lora)",
+        ),
+        (True, "; lower trainer.micro_batch_tokens, or train adapters (model.lora)"),
+    ],
+)
+def test_a_training_that_is_too_large_is_refused_with_what_would_help(recomputed: bool, advice: str) -> None:
+    shape = PipelineShape(
+        "big", ModelShape("4B", 4.2e9, 36, 2560, 8, 128), prompts=8, samples=8, prompt_tokens=100, max_tokens=1000,
+        cache_tokens=1000, whole=True, recomputed=recomputed,
+    )  # fmt: skip
+    worker = HARDWARE["h100"]
+    forecast = Forecast.from_prior(np.full(64, 100.0), 1000)
+    outlook = Outlook(shape, gpu_costs(shape.model, worker, 1), worker, forecast)
+    with pytest.raises(JigsawError, match=r"big: training needs \d+ GB on each of 1 workers") as refused:
+        refuse_what_cannot_fit([outlook], worker, 1)
+    assert str(refused.value).endswith(advice)
