@@ -141,9 +141,10 @@ def _in_bands(bands: int, outputs: int, inputs: int, epilogue: int) -> Tiling:
 
 
 def with_room(how: Tiling, rows: int, epilogue: int) -> Tiling:
-    """The same with fewer rounds in flight, where two programs would not fit into a processor otherwise: what
-    adapters add is done by further programs, and the chip was full."""
+    """The same with nothing read early and then with fewer rounds in flight, where two programs would not fit into a
+    processor otherwise: what adapters add is done by further programs, and the chip was full."""
     outputs = max(16, 1 << (how.reach - 1).bit_length()) * (2 if epilogue == SWIGLU else 1)
-    column = 2 * (outputs + rows)
-    rounds = (HALF_MEMORY // column - how.early) // how.columns
-    return replace(how, stages=max(2, min(how.stages, rounds)))
+    columns = HALF_MEMORY // (2 * (outputs + rows))
+    if how.early + how.stages * how.columns <= columns:
+        return how
+    return replace(how, early=0, stages=max(2, min(how.stages, columns // how.columns)))
