@@ -158,6 +158,10 @@ class Outlook:
     def memory(self, engines: int, tp: int, workers: int) -> Memory:
         return self.kept(("memory", engines, tp, workers), lambda: self._memory(engines, tp, workers))
 
+    def memory_trained(self, tp: int, workers: int) -> Memory:
+        """Where all of these train, with as many engines as they make."""
+        return self.memory(max(1, workers // tp), tp, workers)
+
     def _memory(self, engines: int, tp: int, workers: int) -> Memory:
         shape = self.shape
         return memory(

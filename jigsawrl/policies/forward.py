@@ -220,7 +220,7 @@ class Forward:
         self._run(course, pieces, self._blocks_of(w for lane in lanes for w in lane.workers), whole)
         outlook, span = course.pipeline.outlook, len(longest.workers)
         if course.phase == "training":
-            course.bytes = outlook.memory(1, course.pipeline.tp, span).training
+            course.bytes = outlook.memory_trained(course.pipeline.tp, span).training
         else:
             course.bytes = outlook.memory(len(lanes), span, self.workers).rollout
 
@@ -259,7 +259,7 @@ class Forward:
             bytes_ = outlook.memory(engines, span, self.workers).rollout
         else:
             pieces = coarse(outlook.training(gang))
-            bytes_ = outlook.memory(1, course.pipeline.tp, gang).training
+            bytes_ = outlook.memory_trained(course.pipeline.tp, gang).training
         return pieces, sum(seconds for _, seconds in reversed(pieces)), bytes_
 
     def _run(self, course: Course, pieces: Pieces, blocks: Place, whole: float) -> None:

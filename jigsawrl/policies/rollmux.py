@@ -122,7 +122,10 @@ def best_pools(pipelines: list[Pipeline], workers: Place, device_bytes: float) -
     after = sum((n - min(steps)) * each for n, each in zip(steps, alone, strict=True))
     chosen = workers, workers
     for size in range(tp, len(workers), tp):
-        if any(p.outlook.memory(1, p.tp, len(workers) - size).training > device_bytes for p in pipelines):
+        if any(
+            p.outlook.memory_trained(p.tp, len(workers) - size).training_apart > device_bytes
+            for p in pipelines
+        ):
             continue
         rollout = [p.outlook.rollout_seconds(size // p.tp, p.tp) for p in pipelines]
         training = [p.outlook.training_seconds(len(workers) - size) for p in pipelines]

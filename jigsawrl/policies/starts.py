@@ -30,7 +30,7 @@ def needs(pipeline: Pipeline, places: tuple[Place, ...]) -> float:
 
 def bytes_for(pipeline: Pipeline, phase: Phase, engines: int, width: int) -> float:
     if phase == "training":
-        sizes = pipeline.outlook.memory(1, pipeline.tp, width)
+        sizes = pipeline.outlook.memory_trained(pipeline.tp, width)
         return sizes.training_apart if pipeline.apart else sizes.training
     if pipeline.apart:
         return engine_bytes(pipeline.outlook, engines, width)
@@ -54,7 +54,7 @@ def refuse_what_cannot_fit_apart(outlook: Outlook, hardware: Hardware, rollout: 
         )
     needs = {
         "rollout": (engine_bytes(outlook, rollout // shape.tp, shape.tp), rollout),
-        "training": (outlook.memory(1, shape.tp, training).training_apart, training),
+        "training": (outlook.memory_trained(shape.tp, training).training_apart, training),
     }
     for phase, (needed, width) in needs.items():
         if needed > hardware.device_bytes:

@@ -331,7 +331,7 @@ class Simulation:
                 self._run(pipeline, place, action.share, truth.segments, foreseen, needed, truth)
         else:
             (place,) = action.places
-            needed = outlook.memory(1, pipeline.tp, len(place)).training
+            needed = outlook.memory_trained(pipeline.tp, len(place)).training
             segments = outlook.training(len(place), float(lengths.sum()))
             foreseen = outlook.training(len(place))
             self._run(pipeline, place, action.share, segments, foreseen, needed, None)
