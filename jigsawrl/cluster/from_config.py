@@ -11,11 +11,11 @@ from jigsawrl.cluster.jobs import Duration, Job
 from jigsawrl.cluster.pools import Cluster, Pool
 from jigsawrl.cluster.shapes import Shapes, widths
 from jigsawrl.cluster.simulation import Failure
-from jigsawrl.config.cluster import CPU, ClusterConfig, FailureConfig, JobConfig, JobsConfig
+from jigsawrl.config.cluster import ClusterConfig, FailureConfig, JobConfig, JobsConfig
 from jigsawrl.config.messages import require
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.cpu import cpu_worker
-from jigsawrl.graph.hardware import HARDWARE, Hardware
+from jigsawrl.graph.hardware import CPU, HARDWARE, Hardware
 from jigsawrl.graph.known_models import model_named
 from jigsawrl.graph.memory import memory
 from jigsawrl.graph.profile import Profile, load_profile

@@ -14,9 +14,9 @@ from jigsawrl.config.messages import explain, joined
 from jigsawrl.config.pipelines import AtLeastOne, is_profile_file
 from jigsawrl.config.runfile import overridden, read_run_file
 from jigsawrl.errors import JigsawError
+from jigsawrl.graph.hardware import CPU
 
 Config = TypeVar("Config", bound=BaseModel)
-CPU = "cpu"
 # Bounds far from anything real, so that no sum of times or prices, and no simulation, gets out of hand.
 Figure = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=1e-6, le=1_000_000_000)]
 Price = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1_000_000)]

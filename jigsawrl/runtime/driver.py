@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from jigsawrl.config.tasks import CalculatorTask, EnvironmentTask, TextArenaTask
 from jigsawrl.engine.types import Request, SampleKey, SampleOutput
 from jigsawrl.errors import JigsawError
 from jigsawrl.pipeline import kept
-from jigsawrl.pipeline.actor_process import ActorDied, ProcessHandle
+from jigsawrl.pipeline.actor_process import ActorDied, ProcessHandle, told
 from jigsawrl.pipeline.engines import Engines
 from jigsawrl.pipeline.generating import TAIL_FRACTION
 from jigsawrl.pipeline.loop import run
@@ -108,7 +107,7 @@ def driver_main(
     except JigsawError as error:
         ends = Ends("failed", str(error), refused=True)
     except Exception as error:
-        ends = Ends("failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+        ends = Ends("failed", told(error))
     line.send(ends)
 
 

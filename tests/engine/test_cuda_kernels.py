@@ -355,6 +355,7 @@ def test_attention_is_that_of_float32_and_writes_only_the_new_keys_and_values(fa
     torch.testing.assert_close(cache.keys[0], keys, rtol=2e-2, atol=2e-2)
     changed = (cache.values[0] != values).sum()
     assert int(changed) == 0
+    assert int(step.part_counters.abs().sum()) == 0, "the next layer counts its parts from zero"
 
 
 GROUPS = [(4, 4, 64), (8, 1, 64), (14, 2, 64), (12, 2, 128), (28, 4, 128), (5, 5, 128)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +17,13 @@ from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.gpu import gpu_costs
 from jigsawrl.graph.hardware import HARDWARE
 from jigsawrl.graph.known_models import dense
-from jigsawrl.graph.memory import memory
+from jigsawrl.graph.memory import Memory, memory
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.graph.shape import ModelShape, PipelineShape
 from jigsawrl.model.lora import TARGETS, add_lora
 from jigsawrl.model.transformer import Transformer
+
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_train.json"
 
 
 @pytest.mark.parametrize("targets", [TARGETS, *((target,) for target in TARGETS)])
@@ -58,23 +62,13 @@ def test_a_cache_whose_size_is_told_is_planned_with_it() -> None:
     assert told.training == untold.training
 
 
-def test_an_actor_keeps_its_cache_while_it_waits_and_while_it_trains_and_one_without_an_engine_has_none() -> (
-    None
-):
+def of_an_actor(model: ModelShape, **more: Any) -> Memory:
+    return memory(model, sequences=64, tokens=2048, tp=1, workers=1, device_bytes=140e9, whole=True, **more)
+
+
+def test_an_actor_keeps_its_cache_while_it_waits_and_trains_and_one_without_an_engine_has_none() -> None:
     model = dense(1.5, "1.5B")
-    many, few = (
-        memory(
-            model,
-            sequences=64,
-            tokens=2048,
-            cache_tokens=size,
-            tp=1,
-            workers=1,
-            device_bytes=140e9,
-            whole=True,
-        )
-        for size in (100_000, 0)
-    )
+    many, few = (of_an_actor(model, cache_tokens=size) for size in (100_000, 0))
     cache = 100_000 * model.kv_bytes_per_token
     assert many.awake == many.rollout == few.awake + cache
     assert many.training == few.training + cache
@@ -84,38 +78,29 @@ def test_an_actor_keeps_its_cache_while_it_waits_and_while_it_trains_and_one_wit
 
 def test_training_by_kernels_needs_room_for_logits_and_for_gradients_that_are_not_added_up_yet() -> None:
     model = dense(0.5, "0.5B")
-    there, here = (
-        memory(
-            model,
-            sequences=8,
-            tokens=512,
-            tp=1,
-            workers=1,
-            device_bytes=140e9,
-            whole=True,
-            by_kernels=kernels,
-        )
-        for kernels in (True, False)
-    )
+    there, here = (of_an_actor(model, by_kernels=kernels) for kernels in (True, False))
     assert there.training - here.training > model.weight_bytes
     assert there.awake == here.awake
 
 
-@pytest.mark.parametrize("size", [0.5, 1.5])
-def test_activations_that_are_kept_take_what_was_measured_and_fewer_tokens_at_a_time_less(
-    size: float,
+@pytest.mark.parametrize(("name", "layers", "hidden"), [("0.5B", 24, 896), ("1.5B", 28, 1536)])
+def test_activations_that_are_kept_take_what_a_gpu_was_seen_to_need(
+    name: str, layers: int, hidden: int
 ) -> None:
-    """`benchmarks/results/gpu_train.json`: its peaks with 32,768 tokens at a time and with 8,192."""
-    measured = {0.5: 39.8e9 - 14.9e9, 1.5: 87.4e9 - 35.0e9}
-    shapes = {0.5: ModelShape("", 0.49e9, 24, 896, 2, 64), 1.5: ModelShape("", 1.54e9, 28, 1536, 2, 128)}
-    many, few = (
-        memory(
-            shapes[size], sequences=8, tokens=512, tp=1, workers=1, device_bytes=140e9, whole=True,
-            by_kernels=True, micro_batch_tokens=tokens, recomputed=False,
-        ).training
-        for tokens in (32_768, 8_192)
-    )  # fmt: skip
-    assert many - few == pytest.approx(measured[size], rel=0.1)
+    points = json.loads(MEASURED.read_text())["result"]["points"]
+    peaks = {
+        each["micro_batch_tokens"]: 1e9 * each["peak_gigabytes"]
+        for each in points
+        if (each["way"], each["shape"]) == ("kernels", name)
+    }
+    model = ModelShape(name, 1e9, layers, hidden, 2, 64)
+    planned = {
+        tokens: of_an_actor(model, by_kernels=True, micro_batch_tokens=tokens, recomputed=False).training
+        for tokens in peaks
+    }
+    few, many = min(peaks), max(peaks)
+    assert many > few
+    assert planned[many] - planned[few] == pytest.approx(peaks[many] - peaks[few], rel=0.1)
 
 
 @pytest.mark.parametrize(

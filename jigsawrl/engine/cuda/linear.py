@@ -146,7 +146,7 @@ def linear_kernel(
         offset = tl.load(bias + n, mask=ours, other=0.0)
     if EPILOGUE == _RESIDUAL:
         weight = tl.load(next_norm + n, mask=ours, other=0.0)
-    if PDL & (EPILOGUE != _PLAIN):
+    if (EPILOGUE != _PLAIN) & PDL:
         # Behind a plain product comes attention, which reads ahead of its own wait what the kernels before the
         # product wrote: it may start once these have ended. The others read nothing ahead but weights.
         gdc_launch_dependents()
