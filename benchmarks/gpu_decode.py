@@ -5,10 +5,10 @@ the cache, in shuffled blocks. A step is all that the engine does for one token 
 device, the graph, sampling, tokens and log-probs back to the host. The floor is every weight and every cached key
 and value read once, at the bandwidth of a large copy in the same run. `floor_fraction` is the floor's time over ours.
 
-Beside it: transformers' `generate` with a static cache (compiled, as it does by itself) and its continuous batching
-with the 1.5B shape, as many points as fit into their time; our engine over 256 requests with lengths from a
-log-normal, with these kernels and without; and what vLLM 0.24 was measured to take on an H200 with about 1,000 tokens
-of context.
+Beside it: contexts as uneven as those of a rollout (log-normal, the longest several times the mean); transformers'
+`generate` with a static cache (compiled, as it does by itself) and its continuous batching with the 1.5B shape, as
+many points as fit into their time; our engine over 256 requests with lengths from a log-normal, with these kernels
+and without; and what vLLM 0.24 was measured to take on an H200 with about 1,000 tokens of context.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +54,25 @@ SIZE = 16
 """Tokens of a cache block."""
 NEAR, FAR = 1_000, (4_000, 16_000)
 """Tokens of context: what the claims are about, and beyond it."""
+UNEVEN, SPREAD = (4, 16, 64, 256), 0.8
+"""Sequences whose contexts differ, and the deviation of their logarithms."""
 CACHE_BYTES = 90e9
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Decoding `batch` sequences of a context."""
+    """Decoding `batch` sequences of a mean and a longest context."""
 
     batch: int
     context: int
+    longest: int
     milliseconds: float
     floor: float
+
+    @property
+    def near(self) -> bool:
+        """What the claims are about."""
+        return self.context == self.longest == NEAR
 
     @property
     def fraction(self) -> float:
@@ -98,8 +107,11 @@ def main() -> int:
         beside: dict[str, Any] = {}
         for name in options.only or SHAPES:
             model = random_model(qwen_config(name))
-            contexts = [(NEAR, batches)] + ([] if options.quick else [(c, (1, 4, 16, 64, 256)) for c in FAR])
-            points[name] = measure(model, contexts, bandwidth, options.seed)
+            cases = [[NEAR] * batch for batch in batches]
+            if not options.quick:
+                cases += [[context] * batch for context in FAR for batch in (1, 4, 16, 64, 256)]
+            cases += [uneven(batch, options.seed) for batch in ((64,) if options.quick else UNEVEN)]
+            points[name] = measure(model, cases, bandwidth, options.seed)
             print_table(console, name, points[name])
             if name == "1.5B":
                 beside["requests"] = requests_per_path(model, options.seed, options.quick)
@@ -129,7 +141,7 @@ def main() -> int:
 def claims_of(points: dict[str, list[Point]]) -> dict[str, Any]:
     claims = {}
     for name, target in CLAIMS.items():
-        few = [p.fraction for p in points.get(name, []) if p.context == NEAR and p.batch <= 64]
+        few = [p.fraction for p in points.get(name, []) if p.near and p.batch <= 64]
         if few:
             claims[f"floor_fraction_{name.lower().replace('.', '_')}"] = claim(min(few), at_least=target)
     return claims
@@ -139,9 +151,7 @@ def ahead_of_vllm(points: dict[str, list[Point]]) -> dict[str, dict[int, float]]
     """vLLM's time over ours."""
     return {
         name: {
-            p.batch: VLLM[name][p.batch] / p.milliseconds
-            for p in each
-            if p.context == NEAR and p.batch in VLLM[name]
+            p.batch: VLLM[name][p.batch] / p.milliseconds for p in each if p.near and p.batch in VLLM[name]
         }
         for name, each in points.items()
         if name in VLLM
@@ -193,42 +203,52 @@ def copy_bandwidth() -> float:
     return 2 * source.numel() / sorted(times[2:])[5]
 
 
-def floor_bytes(spec: ModelSpec, batch: int, context: int) -> int:
-    """Weights once and cached keys and values once, two bytes each; of an untied embedding a step reads no more
-    than its tokens' rows."""
+def uneven(batch: int, seed: int) -> list[int]:
+    """Contexts in the middle of a rollout, about NEAR on the average."""
+    rng = random.Random(seed * 1000 + batch)
+    drawn = [rng.lognormvariate(0, SPREAD) for _ in range(batch)]
+    return [max(50, min(8 * NEAR, round(NEAR * x * batch / sum(drawn)))) for x in drawn]
+
+
+def floor_bytes(spec: ModelSpec, cached: int) -> int:
+    """Weights once and the keys and values of cached tokens once, two bytes each; of an untied embedding a step reads
+    no more than its tokens' rows."""
     embedding = 0 if spec.tied else spec.vocab_size * spec.hidden_size
-    cached = 2 * spec.layers * spec.kv_size * context * batch
-    return 2 * (spec.parameters - embedding + cached)
+    return 2 * (spec.parameters - embedding + 2 * spec.layers * spec.kv_size * cached)
 
 
-def measure(
-    model: Transformer, contexts: list[tuple[int, tuple[int, ...]]], bandwidth: float, seed: int
-) -> list[Point]:
+def measure(model: Transformer, cases: list[list[int]], bandwidth: float, seed: int) -> list[Point]:
+    """Of those whose contexts fit."""
     from jigsawrl.engine.cuda.decoder import Decoder
 
     spec = model.spec
-    token_bytes = 4 * spec.layers * spec.kv_size
-    wanted = [(context, batch) for context, batches in contexts for batch in batches]
-    fitting = [(c, b) for c, b in wanted if b * (c + 200) * token_bytes < CACHE_BYTES]
-    most = max(b * (-(-(c + 200) // SIZE)) for c, b in fitting)
+    block_bytes = 4 * spec.layers * spec.kv_size * SIZE
+    fitting = [case for case in cases if sum(map(blocks_of, case)) * block_bytes < CACHE_BYTES]
+    most = max(sum(map(blocks_of, case)) for case in fitting)
     cache = KVCache(spec, most + 1, SIZE, torch.bfloat16, model.device)
     cache.keys.normal_()
     cache.values.normal_()
-    decoder = Decoder(model, cache, max(b for _, b in fitting))
+    decoder = Decoder(model, cache, max(map(len, fitting)))
     blocks = list(range(most))
     random.Random(seed).shuffle(blocks)
     points = []
-    for context, batch in fitting:
-        say(f"{spec.hidden_size} wide: {batch} sequences of {context} tokens")
-        seconds = step_seconds(decoder, batch, context, blocks)
-        floor = floor_bytes(spec, batch, context) / bandwidth
-        points.append(Point(batch, context, seconds * 1e3, floor * 1e3))
+    for contexts in fitting:
+        mean, longest = round(sum(contexts) / len(contexts)), max(contexts)
+        say(f"{spec.hidden_size} wide: {len(contexts)} sequences of {mean} tokens, at most {longest}")
+        seconds = step_seconds(decoder, contexts, blocks)
+        floor = floor_bytes(spec, sum(contexts)) / bandwidth
+        points.append(Point(len(contexts), mean, longest, seconds * 1e3, floor * 1e3))
     return points
 
 
-def step_seconds(decoder: Any, batch: int, context: int, blocks: list[int], steps: int = 40) -> float:
+def blocks_of(context: int) -> int:
+    """For it and the tokens that are decoded."""
+    return -(-(context + 200) // SIZE)
+
+
+def step_seconds(decoder: Any, contexts: list[int], blocks: list[int], steps: int = 40) -> float:
     """The median over some rounds; each step is launched before the one before it is read, as in the engine."""
-    each = -(-(context + 200) // SIZE)
+    free = iter(blocks)
     sequences = [
         Sequence(
             request_id="",
@@ -240,10 +260,10 @@ def step_seconds(decoder: Any, batch: int, context: int, blocks: list[int], step
             random_key=SampleKey(0, "", 0, i, 0).hashed(),
             arrival=i,
             computed=context - 1,
-            blocks=blocks[i * each : (i + 1) * each],
+            blocks=list(islice(free, blocks_of(context))),
             row=i,
         )
-        for i in range(batch)
+        for i, context in enumerate(contexts)
     ]
     rounds = []
     for number in range(4):
@@ -393,6 +413,7 @@ def as_json(point: Point) -> dict[str, float]:
     return {
         "sequences": point.batch,
         "context": point.context,
+        "longest": point.longest,
         "milliseconds": point.milliseconds,
         "floor_milliseconds": point.floor,
         "floor_fraction": point.fraction,
@@ -416,9 +437,10 @@ def print_table(console: Console, name: str, points: list[Point]) -> None:
     ):
         table.add_column(column, justify="right")
     for point in points:
-        vllm = VLLM.get(name, {}).get(point.batch) if point.context == NEAR else None
+        vllm = VLLM.get(name, {}).get(point.batch) if point.near else None
+        even = point.context == point.longest
         table.add_row(
-            f"{point.context:,}",
+            f"{point.context:,}" if even else f"{point.context:,}, up to {point.longest:,}",
             str(point.batch),
             f"{point.milliseconds:.3f}",
             f"{point.floor:.3f}",

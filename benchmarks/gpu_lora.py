@@ -214,7 +214,7 @@ def compile_kernels(sizes: tuple[int, ...], seats: int) -> None:
 
 def compile_side(task: str, seats: int) -> None:
     """Runs one kind of step, of a single layer."""
-    from jigsawrl.engine.cuda.attention import Cut, cut_for
+    from jigsawrl.engine.cuda.cuts import Cut, cut_for
     from jigsawrl.engine.cuda.decoder import LADDER
     from jigsawrl.engine.cuda.step import PART_SLOTS
 
@@ -231,7 +231,7 @@ def compile_side(task: str, seats: int) -> None:
     assert decoder is not None
     if kind == "step":
         members, batch = map(int, numbers)
-        steps = [(batch, Cut(1, 64, 7, 0))]
+        steps = [(batch, Cut(64, 1, 64, 3, 2))]
         for pipeline in [Pipeline(base, number, seed=0) for number in range(members)]:
             engine.join(pipeline.name, pipeline.model, NoTokenizer())
     else:
@@ -241,8 +241,7 @@ def compile_side(task: str, seats: int) -> None:
             for longest in (90, 150, 300, 600, 1200, 2000, 4000)
             for part in (1, 2, 4)
         ]
-        heads, processors = base.spec.kv_heads, decoder.processors
-        cuts = {cut_for(each, slots, heads, processors, PART_SLOTS // slots) for slots, each in contexts}
+        cuts = {cut_for(each, base.spec, decoder.processors, PART_SLOTS // slots) for slots, each in contexts}
         steps = [(8, cut) for cut in sorted(cuts, key=str)[int(numbers[0]) :: PARTS_OF_CUTS]]
     with torch.inference_mode():
         for batch, cut in steps:

@@ -27,9 +27,9 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
     pytest.skip("needs an NVIDIA GPU of the Hopper kind or newer", allow_module_level=True)
 
 from jigsawrl.engine.cuda.adapters import AdapterScratch, Stack, beside, expand, shrink
-from jigsawrl.engine.cuda.attention import Cut
 from jigsawrl.engine.cuda.chunks import FEW as FEW_TOKENS
 from jigsawrl.engine.cuda.chunks import ChunkAttention
+from jigsawrl.engine.cuda.cuts import Cut
 from jigsawrl.engine.cuda.decoder import LADDER
 from jigsawrl.engine.cuda.linear import Scratch, linear
 from jigsawrl.engine.cuda.prefill import LADDER as PREFILL_LADDER
@@ -304,7 +304,11 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("cut", [Cut(1, 64, 7, 0), Cut(4, 128, 5, 1), Cut(16, 64, 5, 2)], ids=str)
+@pytest.mark.parametrize(
+    "cut",
+    [Cut(64, 1, 64, 3, 2), Cut(64, 4, 128, 5, 1), Cut(256, 16, 64, 5, 2), Cut(512, 8, 128, 5, 1)],
+    ids=str,
+)
 @pytest.mark.parametrize(("family", "heads"), KINDS)
 @torch.inference_mode()
 def test_attention_is_that_of_float32_and_writes_only_the_new_keys_and_values(family, heads, cut):
@@ -502,7 +506,7 @@ def test_a_whole_step_is_the_forward_of_each_rows_own_model(slots):
         rows.keys[row] = rng.randrange(2**62)
         rows.adapters[row] = stack.slots.get(owner, -1)
         step.inputs[row] = row
-    step.launch(slots, Cut(4, 64, 5, 2) if slots < 32 else Cut(1, 64, 7, 0), choose=True)
+    step.launch(slots, Cut(64, 4, 64, 5, 2) if slots < 32 else Cut(64, 1, 64, 3, 2), choose=True)
     errors = []
     for row, (sequence, owner) in enumerate(zip(sequences, whose, strict=True)):
         reference = references[owner]

@@ -10,51 +10,17 @@ that is done last puts all of them together, always in the same order.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from jigsawrl.engine.cuda.prefetch import prefetch_l2
 
-MOST_SPLITS = 128
-SLACK = 1.05
-"""How many times its fair share of the tokens a processor may get before contexts are cut in twice as many parts."""
-SHORT = 384
-"""Tokens of a part up to which it pays to have more of it on its way before the kernel's inputs are there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How contexts are cut: parts of each, cached tokens a round, rounds in flight, rounds fetched ahead."""
-
-    splits: int
-    tile: int
-    stages: int
-    ahead: int
-
-
-def cut_for(contexts: list[int], slots: int, kv_heads: int, processors: int, most: int) -> Cut:
-    """Enough parts that the longest context does not keep the chip waiting, at most `most`; measured on an H200."""
-    longest = max(contexts)
-    fair = sum(contexts) * kv_heads / processors
-    splits = min(
-        1 << int(math.log2(max(1.0, SLACK * longest / fair))),
-        1 << math.ceil(math.log2(max(1.0, longest / 64))),
-        1 << (min(most, MOST_SPLITS).bit_length() - 1),
-    )
-    if longest / splits < SHORT:
-        return Cut(splits, 64, 5, 2)
-    alone = slots * kv_heads * splits <= processors
-    return Cut(splits, 128, 5, 1) if alone else Cut(splits, 64, 7, 0)
-
 
 @triton.jit
-def part_length(position, SPLITS: tl.constexpr, TILE: tl.constexpr):
+def part_length(position, least, SPLITS: tl.constexpr, TILE: tl.constexpr):
     """Cached tokens in each part of a context: whole tiles, all parts but the last alike."""
-    return tl.maximum(tl.cdiv(tl.cdiv(position, SPLITS), TILE), 1) * TILE
+    return tl.maximum(tl.cdiv(tl.cdiv(position, SPLITS), TILE) * TILE, least)
 
 
 @triton.jit
@@ -77,6 +43,7 @@ def attention_kernel(
     scale,
     eps,
     width,
+    least,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     PADDED: tl.constexpr,
@@ -93,8 +60,10 @@ def attention_kernel(
     part = tl.program_id(0)
     row = tl.load(rows + slot)
     position = tl.load(positions + row)
-    length = part_length(position, SPLITS, TILE)
+    length = part_length(position, least, SPLITS, TILE)
     start = part * length
+    if (part > 0) & (start >= position):
+        return
     end = tl.minimum(start + length, position)
     table = tables + row.to(tl.int64) * width
     d = tl.arange(0, D)
@@ -111,8 +80,6 @@ def attention_kernel(
             prefetch_l2(keys + token[:, None] + lane[None, :])
             prefetch_l2(values + token[:, None] + lane[None, :])
         gdc_wait()
-    if (part > 0) & (start >= position):
-        return
 
     g = tl.arange(0, PADDED)
     other = (d + D // 2) % D

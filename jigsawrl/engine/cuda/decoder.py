@@ -14,7 +14,7 @@ from torch import Tensor
 
 from jigsawrl.engine.attention import KVCache
 from jigsawrl.engine.cuda.adapters import Stack
-from jigsawrl.engine.cuda.attention import Cut, cut_for
+from jigsawrl.engine.cuda.cuts import Cut, cut_for
 from jigsawrl.engine.cuda.graphs import Graphs
 from jigsawrl.engine.cuda.prefill import Prefill
 from jigsawrl.engine.cuda.step import PART_SLOTS, DecodeStep, Rows
@@ -103,7 +103,7 @@ class Decoder:
             self._extend(grown)
         contexts = [s.computed + 1 for s in sequences]
         slots = rung(len(sequences))
-        return cut_for(contexts, slots, self.model.spec.kv_heads, self.processors, PART_SLOTS // slots)
+        return cut_for(contexts, self.model.spec, self.processors, PART_SLOTS // slots)
 
     def _knows(self, sequence: Sequence) -> bool:
         known = self.known[sequence.row]

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from jigsawrl.engine.attention import KVCache
 from jigsawrl.engine.cuda.adapters import AdapterScratch, Stack, beside, expand, expand_swiglu, shrink
-from jigsawrl.engine.cuda.attention import MOST_SPLITS, Cut, attention_kernel
+from jigsawrl.engine.cuda.attention import attention_kernel
+from jigsawrl.engine.cuda.cuts import MOST_SPLITS, Cut
 from jigsawrl.engine.cuda.linear import DEPENDENT, LAUNCH, Beside, Scratch, linear
 from jigsawrl.engine.cuda.sampling import choose_kernel, tile_kernel
 from jigsawrl.engine.cuda.small import add_norm_kernel, begin_kernel, swiglu_kernel
@@ -266,6 +267,7 @@ class DecodeStep:
             LOG2_E / math.sqrt(spec.head_dim),
             spec.norm_eps,
             rows.tables.shape[1],
+            cut.part,
             KV_HEADS=spec.kv_heads,
             GROUP=group,
             PADDED=max(16, _power(group)),

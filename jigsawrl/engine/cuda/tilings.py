@@ -47,26 +47,26 @@ class Tiling:
 MEASURED: dict[tuple[int, int], dict[int, Tiling]] = {
     # Qwen2.5 1.5B: qkv, o, gate_up, down.
     (2048, 1536): {
-        8: Tiling(16, 128, 1, 4, 1, early=256),
-        16: Tiling(16, 128, 1, 4, 2, early=256),
-        32: Tiling(32, 128, 2, 5, 2),
+        8: Tiling(16, 128, 1, 4, 1, early=512),
+        16: Tiling(64, 64, 4, 4, 4, early=256),
+        32: Tiling(64, 64, 4, 5, 4, early=128),
         64: Tiling(16, 128, 1, 4, 4, swap=False, early=256),
     },
     (1536, 1536): {
-        8: Tiling(32, 64, 3, 3, 2, early=512),
-        16: Tiling(64, 64, 5, 3, 4, early=256),
-        32: Tiling(64, 64, 5, 3, 4, early=256),
+        8: Tiling(64, 64, 5, 3, 4, early=256),
+        16: Tiling(64, 64, 6, 3, 4, early=256),
+        32: Tiling(64, 64, 6, 3, 4, early=256),
         64: Tiling(16, 128, 1, 4, 4, swap=False, early=512),
     },
     (17920, 1536): {
-        8: Tiling(32, 64, 1, 5, 4, early=256),
-        16: Tiling(24, 64, 1, 5, 4, early=128),
+        8: Tiling(16, 64, 1, 4, 2, early=128),
+        16: Tiling(24, 64, 1, 4, 4, early=128),
         32: Tiling(24, 64, 1, 4, 4, early=128),
     },
     (1536, 8960): {
         8: Tiling(60, 128, 5, 5, 4),
         16: Tiling(60, 128, 5, 6, 4),
-        32: Tiling(60, 128, 5, 5, 4),
+        32: Tiling(60, 128, 5, 6, 4),
         64: Tiling(60, 128, 5, 5, 4),
     },
     # Qwen2.5 7B: qkv, o, gate_up, down.

@@ -1,0 +1,86 @@
+"""How the contexts of a decode step are cut into parts for attention: pure arithmetic, measured on an H200.
+
+Even contexts are cut into the same number of parts each. Uneven ones, of samples that began at different times, are
+cut into parts of the same length: a short one stays whole where a long one has many. Where there is a processor for
+every part, each has its processor's memory to itself and fetches more at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jigsawrl.model.spec import ModelSpec
+
+MOST_SPLITS = 128
+EVEN = 1.5
+"""How many times the mean the longest context may be where all are cut into the same number of parts."""
+SLACK = 1.05
+"""How many times its fair share of the tokens a processor may get before that number is doubled."""
+MERGED = 16
+"""Parts of a context up to which putting them together costs little."""
+SHORT = 260
+"""Tokens of a part up to which two of them beside each other are better than one that fetches more at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How contexts are cut: cached tokens of a part at least, parts at most (very long contexts have longer ones),
+    tokens a round, rounds in flight, rounds fetched ahead."""
+
+    part: int
+    splits: int
+    tile: int
+    stages: int
+    ahead: int
+
+
+def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int) -> Cut:
+    """Parts, at most `most` of a context, such that no processor waits long for another."""
+    lengths, wide = np.asarray(contexts), spec.head_dim > 64
+    most = _below(min(most, MOST_SPLITS))
+    fair = float(lengths.sum()) * spec.kv_heads / processors
+    alone, beside, many = (
+        (128, 5, 1),
+        (64, 5, 2) if wide else (128, 5, 1),
+        (64, 3, 2) if wide else (128, 3, 1),
+    )
+    if lengths.max() <= EVEN * lengths.mean():
+        splits = min(_even_parts(int(lengths.max()), fair), most)
+        programs = len(contexts) * spec.kv_heads * splits
+        if programs > SLACK * processors:
+            return Cut(64, splits, *(beside if splits > 1 else many))
+        crowded = 2 * programs > processors and lengths.max() < SHORT * splits
+        return Cut(64, splits, *(beside if crowded else alone))
+    part = _part_at_once(lengths, processors // spec.kv_heads)
+    if part <= max(512, 1.5 * fair):
+        how = alone
+    else:
+        part, how = min(1024, max(256, 1 << round(math.log2(fair / 2)))), beside
+    return Cut(part, min(_above(lengths.max() / part), most), *how)
+
+
+def _even_parts(longest: int, fair: float) -> int:
+    """Of each context: as many as fill the processors, unless they were too small or too many to put together."""
+    return min(_below(SLACK * longest / fair), _above(longest / 128), max(2 * MERGED, _below(longest / 512)))
+
+
+def _part_at_once(lengths: NDArray[np.int64], places: int) -> int:
+    """Tokens of a part such that all parts have a place."""
+    longest = int(lengths.max())
+    part = min(512, _above(max(128, longest / MERGED)))
+    while part < longest and int(np.sum(-(-lengths // part))) > places:
+        part *= 2
+    return part
+
+
+def _below(x: float) -> int:
+    """The power of two at or below x."""
+    return 1 << int(math.log2(max(1.0, x)))
+
+
+def _above(x: float) -> int:
+    return 1 << math.ceil(math.log2(max(1.0, x)))

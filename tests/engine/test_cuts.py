@@ -1,0 +1,65 @@
+"""However contexts are cut for attention, all of them are read, within the scratch space, by a chip that is busy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jigsawrl.engine.cuda.cuts import MOST_SPLITS, SLACK, Cut, cut_for
+
+PROCESSORS = 132
+
+
+@dataclass(frozen=True)
+class Heads:
+    kv_heads: int
+    head_dim: int
+
+
+SMALL, LARGE = Heads(2, 128), Heads(4, 128)
+
+
+def cut(contexts: list[int], heads: Heads = SMALL, most: int = MOST_SPLITS) -> Cut:
+    return cut_for(contexts, heads, PROCESSORS, most)  # type: ignore[arg-type]
+
+
+def parts(context: int, how: Cut) -> list[int]:
+    """Their tokens, as the kernel cuts them."""
+    length = max(ceil(ceil(context / how.splits) / how.tile) * how.tile, how.part)
+    return [min(length, context - start) for start in range(0, context, length)]
+
+
+@given(
+    st.lists(st.integers(1, 32_768), min_size=1, max_size=64),
+    st.sampled_from([SMALL, LARGE, Heads(2, 64), Heads(8, 128), Heads(1, 256)]),
+    st.sampled_from([1, 3, 16, 64, 4096]),
+)
+def test_every_token_is_in_a_part_and_every_part_has_its_place(contexts, heads, most):
+    how = cut(contexts, heads, most)
+    for context in contexts:
+        assert sum(parts(context, how)) == context
+        assert len(parts(context, how)) <= how.splits <= most
+    assert how.splits & (how.splits - 1) == 0
+    assert how.part % 64 == 0
+
+
+@given(st.integers(1, 64), st.integers(1, 20_000))
+def test_even_contexts_are_all_read_at_once(batch, context):
+    how = cut([context] * batch)
+    assert len(parts(context, how)) * batch * SMALL.kv_heads <= SLACK * PROCESSORS
+
+
+@pytest.mark.parametrize("batch", [16, 32, 64, 128])
+def test_a_long_context_among_short_ones_does_not_keep_the_chip_waiting(batch):
+    contexts = [500 + 10 * (i % 20) for i in range(batch - 1)] + [6_000]
+    how = cut(contexts)
+    assert max(parts(6_000, how)) <= 512
+    assert max(len(parts(context, how)) for context in contexts[:-1]) <= 3
+
+
+def test_a_single_long_context_is_read_by_half_the_chip_at_least():
+    assert len(parts(8_000, cut([8_000]))) * SMALL.kv_heads >= 62
