@@ -5,10 +5,10 @@ the cache, in shuffled blocks. A step is all that the engine does for one token 
 device, the graph, sampling, tokens and log-probs back to the host. The floor is every weight and every cached key
 and value read once, at the bandwidth of a large copy in the same run. `floor_fraction` is the floor's time over ours.
 
-Beside it: contexts as uneven as those of a rollout (log-normal, the longest several times the mean); transformers'
-`generate` with a static cache (compiled, as it does by itself) and its continuous batching with the 1.5B shape, as
-many points as fit into their time; our engine over 256 requests with lengths from a log-normal, with these kernels
-and without; and what vLLM 0.24 was measured to take on an H200 with about 1,000 tokens of context.
+Beside it: uneven contexts, as samples have that began at different times (log-normal, the longest several times the
+mean); transformers' `generate` with a static cache (compiled, as it does by itself) and its continuous batching with
+the 1.5B shape, as many points as fit into their time; our engine over 256 requests with lengths from a log-normal,
+with these kernels and without; and what vLLM 0.24 was measured to take on an H200 with about 1,000 tokens of context.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def copy_bandwidth() -> float:
 
 
 def uneven(batch: int, seed: int) -> list[int]:
-    """Contexts in the middle of a rollout, about NEAR on the average."""
+    """Contexts of samples that began at different times, about NEAR on the average."""
     rng = random.Random(seed * 1000 + batch)
     drawn = [rng.lognormvariate(0, SPREAD) for _ in range(batch)]
     return [max(50, min(8 * NEAR, round(NEAR * x * batch / sum(drawn)))) for x in drawn]

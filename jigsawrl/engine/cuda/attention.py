@@ -1,4 +1,4 @@
-"""Attention of one new token per sequence over the paged cache, the context cut in parts where sequences are few.
+"""Attention of one new token per sequence over the paged cache, long contexts cut in parts (`cuts.py` says how).
 
 The kernel also does what comes before: q and k norm, rope, and writing the new key and value. The new token is
 attended from registers by the part that writes it, so no program reads what another one writes. The part of a context

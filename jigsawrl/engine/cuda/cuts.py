@@ -22,6 +22,8 @@ SLACK = 1.05
 """How many times its fair share of the tokens a processor may get before that number is doubled."""
 MERGED = 16
 """Parts of a context up to which putting them together costs little."""
+LONG = 512
+"""Tokens of a part that keep nobody waiting long, however short the others are."""
 SHORT = 260
 """Tokens of a part up to which two of them beside each other are better than one that fetches more at once."""
 
@@ -55,8 +57,9 @@ def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int) ->
             return Cut(64, splits, *(beside if splits > 1 else many))
         crowded = 2 * programs > processors and lengths.max() < SHORT * splits
         return Cut(64, splits, *(beside if crowded else alone))
-    part = _part_at_once(lengths, processors // spec.kv_heads)
-    if part <= max(512, 1.5 * fair):
+    places = processors // spec.kv_heads
+    part = _part_at_once(lengths, places)
+    if _parts(lengths, part) <= places and part <= max(LONG, 1.5 * fair):
         how = alone
     else:
         part, how = min(1024, max(256, 1 << round(math.log2(fair / 2)))), beside
@@ -69,12 +72,16 @@ def _even_parts(longest: int, fair: float) -> int:
 
 
 def _part_at_once(lengths: NDArray[np.int64], places: int) -> int:
-    """Tokens of a part such that all parts have a place."""
+    """Tokens of a part such that all parts have a place, or that no context is cut."""
     longest = int(lengths.max())
-    part = min(512, _above(max(128, longest / MERGED)))
-    while part < longest and int(np.sum(-(-lengths // part))) > places:
+    part = min(LONG, _above(max(128, longest / MERGED)))
+    while part < longest and _parts(lengths, part) > places:
         part *= 2
     return part
+
+
+def _parts(lengths: NDArray[np.int64], part: int) -> int:
+    return int(np.sum(-(-lengths // part)))
 
 
 def _below(x: float) -> int:
