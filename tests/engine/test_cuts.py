@@ -57,7 +57,7 @@ def test_a_long_context_among_short_ones_does_not_keep_the_chip_waiting(batch):
     assert max(len(parts(context, how)) for context in contexts[:-1]) <= 3
 
 
-@given(st.integers(1, 256), st.sampled_from([400, 8_000]), st.randoms(use_true_random=False))
+@given(st.integers(1, 256), st.sampled_from([2, 400, 8_000]), st.randoms(use_true_random=False))
 def test_a_part_has_a_processors_memory_to_itself_only_where_there_is_one_for_each(batch, longest, rng):
     contexts = [rng.randint(1, longest) for _ in range(batch)]
     how = cut(contexts)

@@ -62,7 +62,7 @@ def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int) ->
     if _parts(lengths, part) <= places and part <= max(LONG, 1.5 * fair):
         how = alone
     else:
-        part, how = min(1024, max(256, 1 << round(math.log2(fair / 2)))), beside
+        part, how = 1 << round(math.log2(min(1024, max(256, fair / 2)))), beside
     return Cut(part, min(_above(lengths.max() / part), most), *how)
 
 
