@@ -43,9 +43,8 @@ from jigsawrl.engine.cuda.tilings import (
     PLAIN,
     RESIDUAL,
     SWIGLU,
-    rows_padded,
     tiling,
-    with_room,
+    tiling_beside_adapters,
 )
 
 CUDA = torch.device("cuda")
@@ -183,7 +182,7 @@ def test_products_with_a_mix_of_adapters_are_those_of_float32(shape, count):
         assert distance(out, wanted) < 6e-3
         out = torch.full((count, len(w)), float("nan"), dtype=torch.bfloat16, device=CUDA)
         stream = before.clone()
-        how = with_room(tiling(count, *w.shape, epilogue), rows_padded(count), epilogue)
+        how = tiling_beside_adapters(count, *w.shape, epilogue)
         linear(
             x, w, count, epilogue, how, scratch,
             out=out, residual=stream, next_norm=norm, adapters=adapters,

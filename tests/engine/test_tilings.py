@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jigsawrl.engine.cuda.tilings import (
+    BESIDE_ADAPTERS,
+    HALF_MEMORY,
     HEAD,
     HEAD_TILE,
     MEASURED,
@@ -18,10 +20,11 @@ from jigsawrl.engine.cuda.tilings import (
     SWIGLU,
     TALLEST,
     Tiling,
+    rounds_of_adapters,
     rows_in_bands,
     rows_padded,
     tiling,
-    with_room,
+    tiling_beside_adapters,
 )
 
 SHARED_MEMORY = 227 << 10
@@ -79,9 +82,8 @@ def outputs_in(how: Tiling, epilogue: int) -> int:
 
 def check(shape: Shape, count: int, name: str, adapted: bool) -> None:
     outputs, inputs, epilogue = shape.products[name]
-    how, rows = tiling(count, outputs, inputs, epilogue), rows_padded(count)
-    if adapted:
-        how = with_room(how, rows, epilogue)
+    cut, rows = tiling_beside_adapters if adapted else tiling, rows_padded(count)
+    how = cut(count, outputs, inputs, epilogue)
     block, rows = outputs_in(how, epilogue), max(rows, 8 if how.swap else 16)
     assert inputs % how.columns == 0, "K is read in whole rounds"
     assert how.early % how.columns == 0
@@ -116,4 +118,14 @@ def test_and_so_do_those_with_adapters(shape: Shape, count: int) -> None:
 
 def test_what_was_measured_is_of_rows_that_kernels_are_compiled_for() -> None:
     sizes = {rows_padded(count) for count in range(1, TALLEST + 1)}
-    assert all(set(known) <= sizes for known in MEASURED.values())
+    assert all(set(known) <= sizes for known in (*MEASURED.values(), *BESIDE_ADAPTERS.values()))
+
+
+@given(st.sampled_from([8, 16]), st.sampled_from([16, 32, 64]), st.sampled_from([1, 2, 4, 8]))
+def test_two_programs_of_an_adapters_first_product_fit_into_a_processor(
+    rows: int, rank: int, warps: int
+) -> None:
+    columns, in_flight, slices = rounds_of_adapters(rows, rank, warps)
+    assert in_flight >= 2
+    assert 2 * in_flight * columns * (rank + rows) <= HALF_MEMORY
+    assert columns // slices >= 16, "tensor cores take no fewer columns"

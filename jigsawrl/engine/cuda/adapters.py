@@ -22,8 +22,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from jigsawrl.engine.cuda.linear import DEPENDENT, LAUNCH, Beside
-from jigsawrl.engine.cuda.shrink import COLUMNS, ROWS, pieces, prefetch_a, shrink_tile
-from jigsawrl.engine.cuda.tilings import MOST_ADAPTED_ROWS, TALLEST, rows_in_bands
+from jigsawrl.engine.cuda.shrink import ROWS, pieces, prefetch_a, shrink_tile, whose
+from jigsawrl.engine.cuda.tilings import MOST_ADAPTED_ROWS, TALLEST, rounds_of_adapters, rows_in_bands
 from jigsawrl.engine.mixed import Adapters
 from jigsawrl.model.lora import Lora
 
@@ -34,6 +34,8 @@ TILE = 128
 """Outputs of a program of the second product, where it is one of its own."""
 GATE_TILE = 64
 """Likewise where the gate follows."""
+WARPS = 4
+"""Of a program of either."""
 
 
 def fits(adapters: Adapters) -> bool:
@@ -168,6 +170,8 @@ def shrink_kernel(
     BM: tl.constexpr,
     BK: tl.constexpr,
     PIECES: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SLICES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """The first product as a kernel of its own."""
@@ -175,10 +179,13 @@ def shrink_kernel(
     if PDL:
         gdc_launch_dependents()
         prefetch_a(a, column, piece, K, RANK, PIECES, BK)
+    mine = whose(rows, slot_of, column, chunk, M, SLOTS, BM)
+    scale = tl.load(scales + column % SLOTS)
+    if PDL:
         gdc_wait()
     shrink_tile(
-        x, a, rows, slot_of, scales, low, partials, counters, counters, column, piece, chunk,
-        M, K, WIDTH, SLOTS, RANK, BM, BK, PIECES, False,
+        x, a, mine, scale, low, partials, counters, counters, column, piece, chunk,
+        M, K, WIDTH, RANK, BM, BK, PIECES, DEPTH, SLICES, False,
     )  # fmt: skip
 
 
@@ -319,6 +326,7 @@ def shrink(x: Tensor, adapters: Beside, count: int) -> None:
     """Launches the first product over the first `count` rows of x."""
     inputs, chunks = adapters.a.shape[1], triton.cdiv(count, ROWS)
     cuts = pieces(inputs) if adapters.columns * chunks <= PROGRAMS else 1
+    columns, in_flight, slices = rounds_of_adapters(ROWS, adapters.rank, WARPS)
     shrink_kernel[(adapters.columns, cuts, chunks)](
         x,
         adapters.a,
@@ -334,11 +342,12 @@ def shrink(x: Tensor, adapters: Beside, count: int) -> None:
         SLOTS=len(adapters.scales),
         RANK=adapters.rank,
         BM=ROWS,
-        BK=COLUMNS,
+        BK=columns,
         PIECES=cuts,
+        DEPTH=in_flight,
+        SLICES=slices,
         PDL=DEPENDENT,
-        num_warps=4,
-        num_stages=4,
+        num_warps=WARPS,
         **LAUNCH,
     )
 
@@ -360,7 +369,7 @@ def expand(y: Tensor, adapters: Beside, count: int) -> None:
         BM=TALLEST,
         BN=TILE,
         PDL=DEPENDENT,
-        num_warps=4,
+        num_warps=WARPS,
         num_stages=2,
         **LAUNCH,
     )
@@ -381,7 +390,7 @@ def expand_swiglu(gate_up: Tensor, out: Tensor, adapters: Beside, count: int) ->
         BM=TALLEST,
         BN=GATE_TILE,
         PDL=DEPENDENT,
-        num_warps=4,
+        num_warps=WARPS,
         num_stages=2,
         **LAUNCH,
     )

@@ -29,9 +29,17 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from jigsawrl.engine.cuda.prefetch import prefetch_l2
-from jigsawrl.engine.cuda.shrink import COLUMNS, MANY_ROWS, pieces, prefetch_a, shrink_tile
+from jigsawrl.engine.cuda.shrink import MANY_ROWS, pieces, prefetch_a, shrink_tile, whose
 from jigsawrl.engine.cuda.shrink import ROWS as LOW_ROWS
-from jigsawrl.engine.cuda.tilings import HEAD, PLAIN, RESIDUAL, SWIGLU, Tiling, rows_padded
+from jigsawrl.engine.cuda.tilings import (
+    HEAD,
+    PLAIN,
+    RESIDUAL,
+    SWIGLU,
+    Tiling,
+    rounds_of_adapters,
+    rows_padded,
+)
 
 DEPENDENT = os.environ.get("TRITON_INTERPRET") != "1"
 """Triton's interpreter, which runs kernels on a CPU, knows no dependent launch."""
@@ -80,6 +88,8 @@ def linear_kernel(
     PIECES: tl.constexpr,
     LOW_BM: tl.constexpr,
     LOW_BK: tl.constexpr,
+    LOW_DEPTH: tl.constexpr,
+    LOW_SLICES: tl.constexpr,
     SLOTS: tl.constexpr,
     NORM_TILES: tl.constexpr,
     BIAS: tl.constexpr,
@@ -106,12 +116,15 @@ def linear_kernel(
                 if EPILOGUE != _PLAIN:
                     gdc_launch_dependents()
                 prefetch_a(a, column, piece, K, RANK, PIECES, LOW_BK)
+            mine = whose(rows, slot_of, column, chunk, M, RANKS // RANK, LOW_BM)
+            scale = tl.load(scales + column % (RANKS // RANK))
+            if PDL:
                 gdc_wait()
                 if EPILOGUE == _PLAIN:
                     gdc_launch_dependents()
             shrink_tile(
-                x, a, rows, slot_of, scales, low, low_partials, low_counters, flags + flag, column, piece, chunk,
-                M, K, PARTS * RANKS, RANKS // RANK, RANK, LOW_BM, LOW_BK, PIECES, True,
+                x, a, mine, scale, low, low_partials, low_counters, flags + flag, column, piece, chunk,
+                M, K, PARTS * RANKS, RANK, LOW_BM, LOW_BK, PIECES, LOW_DEPTH, LOW_SLICES, True,
             )  # fmt: skip
             return
         number -= narrow_tiles * PIECES
@@ -295,6 +308,11 @@ def linear(
     rows_in = max(rows_padded(count), 8 if how.swap else 16)
     bands = triton.cdiv(count, rows_in)
     low_rows, cuts = min(rows_in, LOW_ROWS if bands == 1 else MANY_ROWS), pieces(inputs)
+    rank = 16 if adapters is None else adapters.rank
+    few = low_rows <= LOW_ROWS
+    columns, in_flight, slices = (
+        rounds_of_adapters(low_rows, rank, how.warps) if few else (128, how.stages, 1)
+    )
     programs = bands * tiles * how.split
     if adapters is not None:
         rows = adapters.rows
@@ -331,14 +349,16 @@ def linear(
         outputs,
         inputs,
         RANKS=0 if adapters is None else adapters.b.shape[1],
-        RANK=16 if adapters is None else adapters.rank,
+        RANK=rank,
         CHUNK=16 if adapters is None else adapters.chunk,
         PARTS=0 if adapters is None else len(adapters.parts),
         FIRST=0 if adapters is None else adapters.ends[0],
         SECOND=0 if adapters is None else adapters.ends[1],
         PIECES=cuts,
         LOW_BM=low_rows,
-        LOW_BK=COLUMNS,
+        LOW_BK=columns,
+        LOW_DEPTH=in_flight,
+        LOW_SLICES=slices,
         SLOTS=scratch.slots,
         NORM_TILES=triton.next_power_of_2(norm_tiles) if norm_tiles else 0,
         BIAS=bias is not None,

@@ -15,8 +15,6 @@ import triton.language as tl
 
 from jigsawrl.engine.cuda.prefetch import prefetch_l2
 
-COLUMNS = 128
-"""Of K in a round."""
 REACH = 2048
 """Columns of K in a piece."""
 ROWS = 16
@@ -39,12 +37,19 @@ def prefetch_a(a, column, piece, K, RANK: tl.constexpr, PIECES: tl.constexpr, BK
 
 
 @triton.jit
+def whose(rows, slot_of, column, chunk, M, SLOTS: tl.constexpr, BM: tl.constexpr):
+    """Which rows of a chunk have a column's slot: as old as the step, so that no kernel has to wait to know."""
+    m = chunk * BM + tl.arange(0, BM)
+    row = tl.load(rows + m, mask=m < M, other=0)
+    return (tl.load(slot_of + row, mask=m < M, other=-1) == column % SLOTS) & (m < M)
+
+
+@triton.jit
 def shrink_tile(
     x,
     a,
-    rows,
-    slot_of,
-    scales,
+    mine,
+    scale,
     low,
     partials,
     counters,
@@ -55,35 +60,49 @@ def shrink_tile(
     M,
     K,
     WIDTH: tl.constexpr,
-    SLOTS: tl.constexpr,
     RANK: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
     PIECES: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SLICES: tl.constexpr,
     TELL: tl.constexpr,
 ):
-    """A column is one slot's ranks for one part of the outputs; its rows with other slots get zeros. With TELL,
+    """A column is one slot's ranks for one part of the outputs; rows that are not `mine` get zeros. With TELL,
     `done` counts the columns of chunks that are complete."""
     r = tl.arange(0, RANK)
     k = tl.arange(0, BK)
     i = tl.arange(0, BM)
     m = chunk * BM + i
     there = m < M
-    slot = column % SLOTS
-    row = tl.load(rows + m, mask=there, other=0)
-    mine = (tl.load(slot_of + row, mask=there, other=-1) == slot) & there
-    scale = tl.load(scales + slot)
     each = tl.cdiv(tl.cdiv(K, BK), PIECES) * BK
     start = piece * each
     end = tl.minimum(start + each, K)
     line = a + (column * RANK + r).to(tl.int64)[:, None] * K
-    acc = tl.zeros((RANK, BM), dtype=tl.float32)
-    if tl.max(mine.to(tl.int32), axis=0) > 0:
-        for at in range(start, end, BK):
-            inside = (at + k < end)[None, :]
-            weights = tl.load(line + (at + k)[None, :], mask=inside, other=0.0)
-            inputs = tl.load(x + m[:, None] * K + (at + k)[None, :], mask=mine[:, None] & inside, other=0.0)
-            acc = tl.dot(weights, tl.trans(inputs), acc)
+    any_mine = tl.max(mine.to(tl.int32), axis=0) > 0
+    if SLICES == 1:
+        acc = tl.zeros((RANK, BM), dtype=tl.float32)
+        if any_mine:
+            for at in tl.range(start, end, BK, num_stages=DEPTH):
+                inside = (at + k < end)[None, :]
+                weights = tl.load(line + (at + k)[None, :], mask=inside, other=0.0)
+                inputs = tl.load(
+                    x + m[:, None] * K + (at + k)[None, :], mask=mine[:, None] & inside, other=0.0
+                )
+                acc = tl.dot(weights, tl.trans(inputs), acc)
+    else:
+        # A warp for each slice of the columns: none waits for another before the end.
+        EACH: tl.constexpr = BK // SLICES
+        k3 = tl.arange(0, SLICES)[:, None, None] * EACH + tl.arange(0, EACH)[None, None, :]
+        line3, x3, mine3 = line[None, :, :], (x + m[:, None] * K)[None, :, :], mine[None, :, None]
+        sums = tl.zeros((SLICES, RANK, BM), dtype=tl.float32)
+        if any_mine:
+            for at in tl.range(start, end, BK, num_stages=DEPTH):
+                inside = at + k3 < end
+                weights = tl.load(line3 + (at + k3), mask=inside, other=0.0)
+                inputs = tl.load(x3 + (at + k3), mask=mine3 & inside, other=0.0)
+                sums = tl.dot(weights, tl.permute(inputs, (0, 2, 1)), sums)
+        acc = tl.sum(sums, axis=0)
     out = low + m[None, :] * WIDTH + (column * RANK + r)[:, None]
     if PIECES == 1:
         tl.store(out, (acc * scale).to(tl.bfloat16), mask=there[None, :])

@@ -33,9 +33,8 @@ from jigsawrl.engine.cuda.tilings import (
     RESIDUAL,
     SWIGLU,
     rows_in_bands,
-    rows_padded,
     tiling,
-    with_room,
+    tiling_beside_adapters,
 )
 from jigsawrl.model.transformer import Layer, Transformer
 
@@ -175,9 +174,9 @@ class DecodeStep:
         )  # fmt: skip
 
     def _product(self, slots: int, x: Tensor, w: Tensor, epilogue: int, **arguments: Any) -> int:
-        how, adapters = tiling(slots, w.shape[0], w.shape[1], epilogue), self._beside(w)
-        if adapters is not None:
-            how = with_room(how, rows_padded(slots), epilogue)
+        adapters = self._beside(w)
+        cut = tiling if adapters is None else tiling_beside_adapters
+        how = cut(slots, w.shape[0], w.shape[1], epilogue)
         return linear(x, w, slots, epilogue, how, self.scratch, adapters=adapters, **arguments)
 
     def _beside(self, w: Tensor) -> Beside | None:

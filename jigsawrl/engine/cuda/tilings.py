@@ -100,6 +100,12 @@ MEASURED: dict[tuple[int, int], dict[int, Tiling]] = {
     (896, 4864): {16: Tiling(48, 128, 4, 5, 4)},
 }
 """By the matrix's rows and columns, then by the rows of x that the kernel is compiled for."""
+BESIDE_ADAPTERS: dict[tuple[int, int], dict[int, Tiling]] = {
+    (2048, 1536): {16: Tiling(16, 128, 1, 4, 2, early=256)},
+    (1536, 1536): {8: Tiling(16, 128, 1, 4, 2, early=256), 16: Tiling(16, 128, 1, 4, 2, early=256)},
+    (1536, 8960): {8: Tiling(60, 128, 5, 6, 4)},
+}
+"""Others that are better there: the sums of K's parts would have to wait for the adapters' products as well."""
 
 
 def rows_padded(count: int) -> int:
@@ -140,11 +146,21 @@ def _in_bands(bands: int, outputs: int, inputs: int, epilogue: int) -> Tiling:
     return Tiling(64, 128 if inputs % 128 == 0 else 64, 3, 4, 4)
 
 
-def with_room(how: Tiling, rows: int, epilogue: int) -> Tiling:
-    """The same with nothing read early and then with fewer rounds in flight, where two programs would not fit into a
+def tiling_beside_adapters(count: int, outputs: int, inputs: int, epilogue: int) -> Tiling:
+    """Likewise, with nothing read early and then with fewer rounds in flight where two programs would not fit into a
     processor otherwise: what adapters add is done by further programs, and the chip was full."""
-    outputs = max(16, 1 << (how.reach - 1).bit_length()) * (2 if epilogue == SWIGLU else 1)
-    columns = HALF_MEMORY // (2 * (outputs + rows))
+    rows = rows_padded(count)
+    better = BESIDE_ADAPTERS.get((outputs, inputs), {}) if count <= TALLEST else {}
+    how = better.get(rows) or tiling(count, outputs, inputs, epilogue)
+    block = max(16, 1 << (how.reach - 1).bit_length()) * (2 if epilogue == SWIGLU else 1)
+    columns = HALF_MEMORY // (2 * (block + rows))
     if how.early + how.stages * how.columns <= columns:
         return how
     return replace(how, early=0, stages=max(2, min(how.stages, columns // how.columns)))
+
+
+def rounds_of_adapters(rows: int, rank: int, warps: int) -> tuple[int, int, int]:
+    """Of an adapter's first product, for few rows: columns of K in a round, rounds in flight, and slices of a round,
+    one for each warp. Almost all that a program reads is on its way at once, as far as two fit into a processor."""
+    columns, most = (256, 5) if rows > 8 and rank <= 32 else (128, 8)
+    return columns, min(most, HALF_MEMORY // (2 * columns * (rank + rows))), warps
