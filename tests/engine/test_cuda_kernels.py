@@ -305,7 +305,13 @@ KINDS = [
 
 @pytest.mark.parametrize(
     "cut",
-    [Cut(64, 1, 64, 3, 2), Cut(64, 4, 128, 5, 1), Cut(256, 16, 64, 5, 2), Cut(512, 8, 128, 5, 1)],
+    [
+        Cut(64, 1, 64, 3, 2),
+        Cut(64, 1, 64, 7, 0),
+        Cut(64, 4, 128, 5, 1),
+        Cut(256, 16, 64, 5, 2),
+        Cut(512, 8, 128, 5, 1),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize(("family", "heads"), KINDS)

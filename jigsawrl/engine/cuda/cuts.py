@@ -2,7 +2,7 @@
 
 Even contexts are cut into the same number of parts each. Uneven ones, of samples that began at different times, are
 cut into parts of the same length: a short one stays whole where a long one has many. Where there is a processor for
-every part, each has its processor's memory to itself and fetches more at once.
+every part, or one for two of them in turns, each has its memory to itself and fetches more at once.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int) ->
     lengths, wide = np.asarray(contexts), spec.head_dim > 64
     most = _below(min(most, MOST_SPLITS))
     fair = float(lengths.sum()) * spec.kv_heads / processors
-    alone, beside, many = (
+    alone, twice, beside, many = (
         (128, 5, 1),
+        (64, 7, 0),
         (64, 5, 2) if wide else (128, 5, 1),
         (64, 3, 2) if wide else (128, 3, 1),
     )
@@ -54,7 +55,8 @@ def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int) ->
         splits = min(_even_parts(int(lengths.max()), fair), most)
         programs = len(contexts) * spec.kv_heads * splits
         if programs > SLACK * processors:
-            return Cut(64, splits, *(beside if splits > 1 else many))
+            few = programs <= 2 * SLACK * processors
+            return Cut(64, splits, *(beside if splits > 1 else twice if few else many))
         crowded = 2 * programs > processors and lengths.max() < SHORT * splits
         return Cut(64, splits, *(beside if crowded else alone))
     places = processors // spec.kv_heads
