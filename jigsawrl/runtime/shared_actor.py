@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 
 OF_THE_ENGINE = frozenset(("ready", "abort", "end_rollout", "sync_weights", "sleep", "wake_up"))
 """Methods of an actor that need the engine to stand still."""
+OF_TRAINING = frozenset(
+    ("logprobs", "reference_logprobs", "values", "forward_backward", "critic_forward_backward")
+)
+"""Those that take a device's time and memory, and wait for no other worker."""
 SWITCH_S = 2e-4
 """For which a thread may keep Python's lock while others want it: a step of the engine takes a few milliseconds, and
 is not to wait as long for a thread that trains."""
@@ -108,6 +112,8 @@ class Tenant:
     config: RunConfig
     pipe: Connection
     group: dist.ProcessGroup | None
+    stream: DeviceStream
+    """For what is brief, or waits for other workers."""
     actor: SharingActor | None = None
     running: int = 0
     """Samples that it waits for."""
@@ -133,6 +139,8 @@ class House:
         self.counting = threading.Lock()
         self._base: Transformer | None = None
         self._shared: SharedEngine | None = None
+        self.training = DeviceStream(place.device)
+        """Of all pipelines: memory that one's gradients took is there for the next one's."""
 
     def base(self) -> Transformer:
         """Loaded when the first pipeline has its permit to come."""
@@ -168,7 +176,7 @@ class House:
             if isinstance(message, Join):
                 pipe = Connection(recv_handle(control))
                 group = dist.new_group() if self.place.world > 1 else None
-                tenant = Tenant(message.config, pipe, group)
+                tenant = Tenant(message.config, pipe, group, DeviceStream(self.place.device))
                 threading.Thread(target=self._serve, args=(tenant,), daemon=True).start()
             else:
                 self._stand(message)
@@ -183,16 +191,17 @@ class House:
 
     def _serve(self, tenant: Tenant) -> None:
         """A pipeline's thread: does as it is told until the pipe closes."""
-        with tenant.pipe, own_stream(self.place.device):
+        with tenant.pipe:
             while True:
                 try:
                     kind, what, args = receive(tenant.pipe)
                 except (EOFError, ConnectionResetError):
                     break
                 if kind == "call":
-                    with self.visit() if what in OF_THE_ENGINE else nullcontext():
+                    turn = self.visit() if what in OF_THE_ENGINE else nullcontext()
+                    stream = self.training if what in OF_TRAINING else tenant.stream
+                    with turn, stream.used():
                         answer = answer_to(lambda name, given: self._perform(tenant, name, given), what, args)
-                        self._finish_here()
                     tenant.send(answer)
                 else:
                     with self.visit():
@@ -229,11 +238,6 @@ class House:
         if tenant.actor is not None:
             tenant.actor.close()
             tenant.actor = None
-
-    def _finish_here(self) -> None:
-        """What this thread has given the device to do is done before others use what came of it."""
-        if self.place.device.startswith("cuda"):
-            torch.cuda.current_stream().synchronize()
 
     # The engine
 
@@ -288,6 +292,16 @@ class House:
             tenant.reports.make(tenant.send, actor.engine)
 
 
-def own_stream(device: str) -> AbstractContextManager[Any]:
-    """On a GPU a thread's work is ordered among itself only."""
-    return torch.cuda.stream(torch.cuda.Stream(device)) if device.startswith("cuda") else nullcontext()
+class DeviceStream:
+    """On a GPU, a stream beside the engine's; elsewhere, nothing."""
+
+    def __init__(self, device: str) -> None:
+        self.stream = torch.cuda.Stream(device) if device.startswith("cuda") else None
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """What a thread gives the device to do inside is done when it leaves: others use what came of it."""
+        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+            yield
+        if self.stream is not None:
+            self.stream.synchronize()
