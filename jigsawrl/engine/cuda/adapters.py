@@ -179,10 +179,9 @@ def shrink_kernel(
     if PDL:
         gdc_launch_dependents()
         prefetch_a(a, column, piece, K, RANK, PIECES, BK)
+        gdc_wait()
     mine = whose(rows, slot_of, column, chunk, M, SLOTS, BM)
     scale = tl.load(scales + column % SLOTS)
-    if PDL:
-        gdc_wait()
     shrink_tile(
         x, a, mine, scale, low, partials, counters, counters, column, piece, chunk,
         M, K, WIDTH, RANK, BM, BK, PIECES, DEPTH, SLICES, False,

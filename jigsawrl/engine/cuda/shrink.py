@@ -38,7 +38,7 @@ def prefetch_a(a, column, piece, K, RANK: tl.constexpr, PIECES: tl.constexpr, BK
 
 @triton.jit
 def whose(rows, slot_of, column, chunk, M, SLOTS: tl.constexpr, BM: tl.constexpr):
-    """Which rows of a chunk have a column's slot: as old as the step, so that no kernel has to wait to know."""
+    """Which rows of a chunk have a column's slot. Inside a step that is known before a kernel's inputs are there."""
     m = chunk * BM + tl.arange(0, BM)
     row = tl.load(rows + m, mask=m < M, other=0)
     return (tl.load(slot_of + row, mask=m < M, other=-1) == column % SLOTS) & (m < M)
