@@ -8,7 +8,7 @@ for these; beside it stand steps of 16 samples, which leave more of the chip unu
 `serial` runs one pipeline after the other, each alone in the engine, rollout and training in turn, both with the
 whole chip. Together, all pipelines are members of one engine: one thread decodes for whoever has samples to draw, a
 second one trains whoever has drawn them, on a stream of its own. Neither has priority, and neither keeps to a part of
-the chip's processors: what one of them gained by that, the other lost.
+the chip's processors: parts would get somewhat more done at once beside few sequences, and nothing beside many.
 
 The samples are those that the pipelines draw alone, as the tests show; here their lengths are forced, so both sides
 do the same work. All pipelines go through the same steps' lengths, each beginning with another step. So all have as

@@ -26,6 +26,10 @@ LONG = 512
 """Tokens of a part that keep nobody waiting long, however short the others are."""
 SHORT = 260
 """Tokens of a part up to which two of them beside each other are better than one that fetches more at once."""
+ALONE = 128, 5, 1
+"""Of a part that has a processor to itself: tokens a round, rounds in flight, rounds fetched ahead."""
+IN_TURNS = 64, 7, 0
+"""Of parts that have one in turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +49,20 @@ def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int) ->
     lengths, wide = np.asarray(contexts), spec.head_dim > 64
     most = _below(min(most, MOST_SPLITS))
     fair = float(lengths.sum()) * spec.kv_heads / processors
-    alone, twice, beside, many = (
-        (128, 5, 1),
-        (64, 7, 0),
-        (64, 5, 2) if wide else (128, 5, 1),
-        (64, 3, 2) if wide else (128, 3, 1),
-    )
+    beside = (64, 5, 2) if wide else (128, 5, 1)
+    many = (64, 3, 2) if wide else (128, 3, 1)
     if lengths.max() <= EVEN * lengths.mean():
         splits = min(_even_parts(int(lengths.max()), fair), most)
         programs = len(contexts) * spec.kv_heads * splits
         if programs > SLACK * processors:
-            few = programs <= 2 * SLACK * processors
-            return Cut(64, splits, *(beside if splits > 1 else twice if few else many))
+            two = programs <= 2 * SLACK * processors
+            return Cut(64, splits, *(beside if splits > 1 else IN_TURNS if two else many))
         crowded = 2 * programs > processors and lengths.max() < SHORT * splits
-        return Cut(64, splits, *(beside if crowded else alone))
+        return Cut(64, splits, *(beside if crowded else ALONE))
     places = processors // spec.kv_heads
     part = _part_at_once(lengths, places)
     if _parts(lengths, part) <= places and part <= max(LONG, 1.5 * fair):
-        how = alone
+        how = ALONE
     else:
         part, how = 1 << round(math.log2(min(1024, max(256, fair / 2)))), beside
     return Cut(part, min(_above(lengths.max() / part), most), *how)

@@ -309,7 +309,7 @@ def linear(
     bands = triton.cdiv(count, rows_in)
     low_rows, cuts = min(rows_in, LOW_ROWS if bands == 1 else MANY_ROWS), pieces(inputs)
     rank = 16 if adapters is None else adapters.rank
-    few = low_rows <= LOW_ROWS
+    few = low_rows <= LOW_ROWS  # in bands there are programs enough, and small rounds leave them room
     columns, in_flight, slices = (
         rounds_of_adapters(low_rows, rank, how.warps) if few else (128, how.stages, 1)
     )

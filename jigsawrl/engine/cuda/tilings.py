@@ -2,8 +2,8 @@
 
 What was found: the chip should be filled with programs about once or twice over; small rounds of 64 columns leave
 room for the next kernel's programs beside this one's; with many rows of x, narrow tiles that read all of K win over
-parts of K whose sums have to be written and added up. A few hundred columns of weights
-that are read before a kernel waits for its inputs save time; more of them leave too little room for other programs.
+parts of K whose sums have to be written and added up. A few hundred columns of weights that are read before a kernel
+waits for its inputs save time; more of them leave too little room for other programs.
 """
 
 from __future__ import annotations
