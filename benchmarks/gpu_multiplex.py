@@ -120,14 +120,16 @@ class Run:
 class Bench:
     """Models and run files in a folder."""
 
-    def __init__(self, folder: Path, seed: int, tiny: bool, part: float, longest: int, device: str) -> None:
+    def __init__(
+        self, folder: Path, names: set[str], seed: int, tiny: bool, part: float, longest: int, device: str
+    ) -> None:
         self.folder = folder
         self.count = 0
-        for shape in sorted({each.shape for each in ALL.values()}):
+        for shape in sorted({ALL[name].shape for name in names}):
             say(f"writing a random model of {'a few' if tiny else shape} parameters")
             write_model(folder / shape, shape, tiny, seed)
-        for name, each in ALL.items():
-            content = run_file(each, folder, seed, longest, part, device)
+        for name in names:
+            content = run_file(ALL[name], folder, seed, longest, part, device)
             (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
         rows = [{"prompt": words(90 + number % 60, number)} for number in range(512)]
         (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -161,13 +163,6 @@ class Bench:
         tokens = sum(summarize(each.out / METRICS_FILE).tokens for each in outcome.pipelines)
         each = {name: ended[name] - began[name] for name in names}
         return Run(seconds, tokens, each, took - seconds, out)
-
-    def profile(self, serial: Run, measure: bool) -> Path:
-        """What the serial run measured of each pipeline, and if asked what sharing this GPU costs."""
-        path = serial.out / PROFILE
-        if measure:
-            add_table(load_mix(serial.out.with_suffix(".yaml")), serial.out, path, say)
-        return path
 
 
 def run_file(each: Traced, folder: Path, seed: int, longest: int, part: float, device: str) -> dict[str, Any]:
@@ -264,7 +259,9 @@ def main() -> int:
     )
     parser.add_argument("--limit", type=float, default=480.0, help="seconds after which no side is begun")
     parser.add_argument("--keep", type=Path, help="a folder for the profile and every run's events")
-    parser.add_argument("--only", action="append", help="these sides alone; serial is always run")
+    parser.add_argument(
+        "--only", action="append", help="these sides alone, and serial for those that are compared with it"
+    )
     options = parser.parse_args()
     if not options.tiny and not torch.cuda.is_available():
         print("gpu_multiplex needs an NVIDIA GPU, and torch finds none here", file=sys.stderr)
@@ -273,10 +270,7 @@ def main() -> int:
     preload_traced()
     part, longest = options.part * (0.4 if options.quick else 1.0), 48 if options.tiny else options.longest
     with clean_stdout() as console, tempfile.TemporaryDirectory(prefix="jigsawrl-bench-") as scratch:
-        bench = Bench(
-            Path(scratch), options.seed, options.tiny, part, longest, "cpu" if options.tiny else "cuda"
-        )
-        four = tuple(FOUR)
+        four, lora = tuple(FOUR), tuple(LORA)
         sides: dict[str, tuple[Sequence[str], str, Jigsaw | None]] = {
             "jigsaw": (four, "jigsaw", None),
             "concurrent": (four, "concurrent", None),
@@ -287,15 +281,29 @@ def main() -> int:
             "jigsaw, two": (TWO, "jigsaw", None),
             "serial, others": ([name for name in EIGHT if name not in FOUR], "serial", None),
             "jigsaw, eight": (tuple(EIGHT), "jigsaw", None),
-            "serial, LoRA": (tuple(LORA), "serial", None),
-            "jigsaw, LoRA": (tuple(LORA), "jigsaw", None),
+            "serial, LoRA": (lora, "serial", None),
+            "jigsaw, LoRA": (lora, "jigsaw", None),
         }
         chosen = options.only or (["jigsaw", "concurrent"] if options.quick else list(sides))
-        for names in (four, *((tuple(LORA),) if "serial, LoRA" in chosen else ())):
+        if unknown := [side for side in chosen if side not in sides]:
+            print(f"--only {unknown[0]!r} is none of {', '.join(map(repr, sides))}", file=sys.stderr)
+            return 2
+        needed = {name for side in chosen for name in sides[side][0]}
+        if not needed <= set(lora):
+            needed |= set(four)
+        device = "cpu" if options.tiny else "cuda"
+        bench = Bench(Path(scratch), needed, options.seed, options.tiny, part, longest, device)
+        runs: dict[str, Run] = {}
+        alone: dict[str, float] = {}
+        profile: Path | None = None
+        for names in (each for each in (four, lora) if set(each) <= needed):
             shown("one step each, not counted: it compiles kernels", bench.run(names, "concurrent", steps=1))
-        runs = {"serial": shown("serial", bench.run(four, "serial"))}
-        alone = dict(runs["serial"].each)
-        profile = bench.profile(runs["serial"], options.measure)
+        if set(four) <= needed:
+            runs["serial"] = shown("serial", bench.run(four, "serial"))
+            alone |= runs["serial"].each
+            profile = runs["serial"].out / PROFILE
+            if options.measure:
+                add_table(load_mix(runs["serial"].out.with_suffix(".yaml")), runs["serial"].out, profile, say)
         failed: dict[str, str] = {}
         for side in chosen:
             if time.perf_counter() - began > options.limit:
@@ -312,7 +320,7 @@ def main() -> int:
                 alone |= runs[side].each
         ratios = {side: over_serial(run, alone) for side, run in runs.items() if set(run.each) <= set(alone)}
         if options.keep is not None:
-            keep(options.keep, runs, profile)
+            keep(options.keep, runs)
         print_table(console, runs, ratios)
         claims = {}
         if "jigsaw" in ratios and not options.tiny:
@@ -346,7 +354,9 @@ def preload_traced() -> None:
     family.PRELOADED.append("traced")
 
 
-def run_with(bench: Bench, names: Sequence[str], policy: str, profile: Path, levers: Jigsaw | None) -> Run:
+def run_with(
+    bench: Bench, names: Sequence[str], policy: str, profile: Path | None, levers: Jigsaw | None
+) -> Run:
     """Under a policy of this name, or this one instead of it."""
     whole = POLICIES[policy]
     try:
@@ -369,9 +379,10 @@ def shown(side: str, run: Run) -> Run:
     return run
 
 
-def keep(folder: Path, runs: Mapping[str, Run], profile: Path) -> None:
+def keep(folder: Path, runs: Mapping[str, Run]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(profile, folder / PROFILE)
+    if "serial" in runs:
+        shutil.copy(runs["serial"].out / PROFILE, folder / PROFILE)
     for side, run in runs.items():
         shutil.copy(run.out / "events.jsonl", folder / f"{side.replace(', ', '-').replace(' ', '-')}.jsonl")
 
