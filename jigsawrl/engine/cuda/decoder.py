@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs, launched without waiting for their results.
 
 A graph is captured when its batch size, cut of the context and stream come up again, and replayed from then on: its
-slots go to the device before it where they have changed, its tokens and log-probs back to the host behind it.
+slots go to the device before it where they have changed, and it leaves its tokens and log-probs with the host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jigsawrl.engine.cuda.adapters import Stack
 from jigsawrl.engine.cuda.cuts import Cut, cut_for
 from jigsawrl.engine.cuda.graphs import Graphs
 from jigsawrl.engine.cuda.prefill import Prefill
-from jigsawrl.engine.cuda.step import PART_SLOTS, DecodeStep, Rows
+from jigsawrl.engine.cuda.step import IN_FLIGHT, PART_SLOTS, DecodeStep, Rows
 from jigsawrl.engine.mixed import Adapters
 from jigsawrl.engine.sampler import keyed_uniforms, sample
 from jigsawrl.engine.sequence import Owner, Sequence
@@ -26,8 +26,6 @@ from jigsawrl.model.transformer import Transformer
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, *range(96, 257, 32))
 """Batch sizes that graphs are made for; from the last one on, its multiples."""
-IN_FLIGHT = 4
-"""Steps whose copies may be under way at once; a burst keeps two."""
 
 
 @dataclass(slots=True)
@@ -69,8 +67,8 @@ class Decoder:
         self.slots = torch.empty((IN_FLIGHT, slots), dtype=torch.int32, pin_memory=True)
         self.sent: list[int] = []
         """The rows that the device has in its slots."""
-        self.results = torch.empty((IN_FLIGHT, 2, slots), dtype=torch.int32, pin_memory=True)
         self.launches = 0
+        """The device counts them as well: its results go to places in turns."""
 
     def adapt(self, owner: int, adapters: Adapters) -> None:
         """From now on an owner's rows have a copy of these adapters, or none."""
@@ -158,12 +156,12 @@ class Decoder:
         truncated = any(_is_truncated(s.params) for s in sequences)
         step = (rung(count), cut, not truncated)
         self.graphs.run(step, lambda: self.step.launch(*step))
+        results = self.step.results[place]
         if truncated:
             self._sample(sequences, ahead)
+            results.copy_(self.step.outputs, non_blocking=True)
         for sequence in sequences:
             self.known[sequence.row] = (sequence, sequence.blocks, sequence.computed + ahead + 1)
-        results = self.results[place]
-        results.copy_(self.step.outputs, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
         return Launched(sequences, results, done)

@@ -54,6 +54,8 @@ def choose_kernel(
     positions,
     chosen,
     logprobs,
+    results,
+    turn,
     tiles,
     idle_row,
     V,
@@ -62,7 +64,8 @@ def choose_kernel(
     TILE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One token for a slot, its log-prob, and the sequence's state for the next step."""
+    """One token for a slot, its log-prob, and the sequence's state for the next step. `results` is the host's memory:
+    a copy of its own would keep the next step waiting."""
     slot = tl.program_id(0)
     if PDL:
         gdc_wait()
@@ -97,7 +100,11 @@ def choose_kernel(
 
     token = tile * TILE + inner
     value = tl.sum(tl.where(i == inner, logit, 0.0), axis=0)
+    logprob = value - highest - tl.log(total)
     tl.store(chosen + slot, token)
-    tl.store(logprobs + slot, value - highest - tl.log(total))
+    tl.store(logprobs + slot, logprob)
+    place = results + tl.load(turn) * 2 * SLOTS + slot
+    tl.store(place, token)
+    tl.store(place + SLOTS, logprob.to(tl.int32, bitcast=True))
     tl.store(tokens + row, token, mask=row != idle_row)
     tl.store(positions + row, position + 1, mask=row != idle_row)

@@ -12,10 +12,28 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def begin_kernel(
-    rows, tokens, embedding, norm, x, scaled, squares, flags, H, HP: tl.constexpr, FLAGS: tl.constexpr
+    rows,
+    tokens,
+    embedding,
+    norm,
+    x,
+    scaled,
+    squares,
+    flags,
+    turn,
+    H,
+    HP: tl.constexpr,
+    FLAGS: tl.constexpr,
+    TURNS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Embeds the last token of a slot's sequence; none of the adapters' products is done yet."""
+    """Embeds the last token of a slot's sequence; none of the adapters' products is done yet, and it is the turn of
+    the next place for results."""
     slot = tl.program_id(0)
+    if PDL:
+        gdc_launch_dependents()
+    if slot == 0:
+        tl.store(turn, (tl.load(turn) + 1) % TURNS)
     if FLAGS > 0:  # noqa: SIM102 - one is known when this is compiled, the other is not
         if slot == 0:
             f = tl.arange(0, FLAGS)

@@ -38,6 +38,8 @@ from jigsawrl.engine.cuda.tilings import (
 )
 from jigsawrl.model.transformer import Layer, Transformer
 
+IN_FLIGHT = 4
+"""Steps whose results may be on their way at once; a burst keeps two."""
 PART_SLOTS = 4096
 """Slots times parts of a context that there is scratch space for."""
 LOG2_E = 1.4426950408889634
@@ -83,6 +85,9 @@ class DecodeStep:
         self.outputs = torch.zeros((2, slots), dtype=torch.int32, device=device)
         """Each slot's token, and the bits of its log-prob."""
         self.tokens, self.logprobs = self.outputs[0], self.outputs[1].view(torch.float32)
+        self.results = torch.empty((IN_FLIGHT, 2, slots), dtype=torch.int32, pin_memory=True)
+        """The same of the last steps, in turns, where the host finds it."""
+        self.turn = torch.full((1,), IN_FLIGHT - 1, dtype=torch.int32, device=device)
         matrix: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
         numbers: dict[str, Any] = {"dtype": torch.float32, "device": device}
         self.x = torch.zeros(slots, spec.hidden_size, **matrix)
@@ -137,9 +142,12 @@ class DecodeStep:
             self.scratch.scaled,
             self.scratch.squares,
             self.inputs if self.adapter_scratch is None else self.adapter_scratch.flags,
+            self.turn,
             spec.hidden_size,
             HP=_power(spec.hidden_size),
             FLAGS=0 if self.adapter_scratch is None else len(self.adapter_scratch.flags),
+            TURNS=IN_FLIGHT,
+            PDL=DEPENDENT,
         )
 
     def _few(self, slots: int, cut: Cut) -> None:
@@ -315,6 +323,8 @@ class DecodeStep:
             rows.positions,
             self.tokens,
             self.logprobs,
+            self.results,
+            self.turn,
             tiles,
             rows.idle,
             self.model.spec.vocab_size,
