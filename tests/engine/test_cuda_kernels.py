@@ -35,6 +35,7 @@ from jigsawrl.engine.cuda.linear import Scratch, linear
 from jigsawrl.engine.cuda.prefill import LADDER as PREFILL_LADDER
 from jigsawrl.engine.cuda.prefill import Chunks, packed
 from jigsawrl.engine.cuda.step import DecodeStep, Rows
+from jigsawrl.engine.cuda.streamed import streamed
 from jigsawrl.engine.cuda.tilings import (
     HEAD,
     HEAD_TILE,
@@ -42,7 +43,9 @@ from jigsawrl.engine.cuda.tilings import (
     MOST_ROWS,
     PLAIN,
     RESIDUAL,
+    RINGS,
     SWIGLU,
+    ring,
     tiling,
     tiling_beside_adapters,
 )
@@ -122,6 +125,43 @@ def test_products_and_what_follows_them_are_those_of_float32(shape, count):
         residual=stream, next_norm=norm,
     )  # fmt: skip
     assert distance(stream, before + out.float() @ w_down.float().T) < 4e-3
+    assert int(scratch.counters.abs().sum()) == 0
+
+
+@pytest.mark.parametrize("count", FEW)
+@pytest.mark.parametrize("matrix", RINGS, ids=str)
+def test_products_from_a_ring_are_those_of_float32(matrix, count):
+    how = ring(count, *matrix)
+    if how is None:
+        pytest.skip("no ring was faster")
+    (outputs, inputs), hidden = matrix, min(matrix)
+    epilogue = SWIGLU if outputs > 4 * inputs else RESIDUAL if outputs == hidden else PLAIN
+    scratch = scratch_of(hidden)
+    scratch.scaled.fill_(float("nan"))
+    x, w = noise(64, inputs), noise(outputs, inputs, scale=0.03)
+    x[count:] = float("nan")
+    product = x[:count].float() @ w.float().T
+    if epilogue == RESIDUAL:
+        stream, norm = noise(64, outputs), noise(outputs)
+        before, wanted = stream.clone(), stream[:count].float() + product
+        tiles = streamed(x, w, count, epilogue, how, scratch, residual=stream, next_norm=norm)
+        assert distance(stream[:count], wanted) < 4e-3
+        assert torch.equal(stream[count:], before[count:])
+        assert distance(scratch.scaled[:count], stream[:count].float() * norm.float()) < 4e-3
+        squares = stream[:count].float().square().sum(1)
+        assert distance(scratch.squares[:tiles, :count].sum(0), squares) < 1e-5
+    else:
+        norm_tiles, bias = 24, noise(outputs) if epilogue == PLAIN else None
+        scratch.squares[:norm_tiles] = 50 * torch.rand(norm_tiles, 256, device=CUDA)
+        size = scratch.squares[:norm_tiles, :count].sum(0) / inputs
+        wanted = product * torch.rsqrt(size + 1e-6)[:, None]
+        out = torch.full((64, outputs if bias is not None else outputs // 2), float("nan"), device=CUDA)
+        out = out.bfloat16()
+        streamed(x, w, count, epilogue, how, scratch, out=out, bias=bias, eps=1e-6, norm_tiles=norm_tiles)
+        gate, up = wanted.chunk(2, dim=1)
+        wanted = F.silu(gate) * up if bias is None else wanted + bias.float()
+        assert distance(out[:count], wanted) < 8e-3
+        assert out[count:].isnan().all()
     assert int(scratch.counters.abs().sum()) == 0
 
 
@@ -311,6 +351,9 @@ KINDS = [
         Cut(64, 4, 128, 5, 1),
         Cut(256, 16, 64, 5, 2),
         Cut(512, 8, 128, 5, 1),
+        Cut(64, 1, 128, 3, 0, streamed=True),
+        Cut(64, 4, 128, 2, 0, streamed=True),
+        Cut(256, 16, 64, 4, 0, streamed=True),
     ],
     ids=str,
 )
@@ -520,6 +563,7 @@ def test_a_whole_step_is_the_forward_of_each_rows_own_model(slots):
     assert max(errors) < 0.03
     assert rows.positions[:count].tolist() == [context + 1 for context in contexts]
     assert rows.tokens[:count].tolist() == step.tokens[:count].tolist()
+    assert torch.equal(step.results[0], step.outputs.cpu()), "the host has them as well"
     if count < slots:
         assert rows.positions[rows.idle] == 0
 

@@ -17,9 +17,11 @@ from jigsawrl.engine.cuda.tilings import (
     MOST_ROWS,
     PLAIN,
     RESIDUAL,
+    RINGS,
     SWIGLU,
     TALLEST,
     Tiling,
+    ring,
     rounds_of_adapters,
     rows_in_bands,
     rows_padded,
@@ -116,9 +118,33 @@ def test_and_so_do_those_with_adapters(shape: Shape, count: int) -> None:
         check(shape, count, name, adapted=True)
 
 
+@given(st.sampled_from(KNOWN), st.integers(1, MOST_ROWS))
+def test_rings_keep_within_what_there_is(shape: Shape, count: int) -> None:
+    rows = rows_padded(count)
+    for outputs, inputs, epilogue in shape.products.values():
+        how = ring(count, outputs, inputs)
+        if how is None:
+            continue
+        assert epilogue != HEAD, "whose statistics rings do not leave"
+        lines = how.reach * (2 if epilogue == SWIGLU else 1)
+        block = max(16, 1 << (lines - 1).bit_length())
+        tiles = -(-(outputs // 2 if epilogue == SWIGLU else outputs) // how.reach)
+        assert inputs % how.columns == 0, "K is read in whole rounds"
+        assert 2 * how.stages * (block + rows) * how.columns + 8 * how.stages <= SHARED_MEMORY
+        assert block % (16 * how.warps) == 0, "each warp has rows of its own"
+        assert not how.group or how.warps % 4 == 0
+        if epilogue == RESIDUAL:
+            assert tiles <= -(-shape.hidden // 16), "each tile leaves a sum of squares"
+        if how.split > 1:
+            assert tiles <= shape.widest, "a counter for each"
+            assert tiles * how.split * rows * block <= 16 * rows_in_bands(MOST_ROWS) * shape.widest
+
+
 def test_what_was_measured_is_of_rows_that_kernels_are_compiled_for() -> None:
     sizes = {rows_padded(count) for count in range(1, TALLEST + 1)}
-    assert all(set(known) <= sizes for known in (*MEASURED.values(), *BESIDE_ADAPTERS.values()))
+    assert all(
+        set(known) <= sizes for known in (*MEASURED.values(), *BESIDE_ADAPTERS.values(), *RINGS.values())
+    )
 
 
 @given(st.sampled_from([8, 16]), st.sampled_from([16, 32, 64]), st.sampled_from([1, 2, 4, 8]))

@@ -28,6 +28,9 @@ SHORT = 260
 """Tokens of a part up to which two of them beside each other are better than one that fetches more at once."""
 ALONE = 128, 5, 1
 """Of a part that has a processor to itself: tokens a round, rounds in flight, rounds fetched ahead."""
+STREAMED, STREAMED_MOST = (128, 2), 300
+"""Of such a part of at most so many tokens: tokens a round, and rounds in a ring where heads are 128 wide; longer
+parts were measured to be faster the other way."""
 IN_TURNS = 64, 7, 0
 """Of parts that have one in turns."""
 
@@ -35,13 +38,14 @@ IN_TURNS = 64, 7, 0
 @dataclass(frozen=True, slots=True)
 class Cut:
     """How contexts are cut: cached tokens of a part at least, parts at most (very long contexts have longer ones),
-    tokens a round, rounds in flight, rounds fetched ahead."""
+    tokens a round, rounds in flight, rounds fetched into L2 ahead, and whether they are rounds of a ring."""
 
     part: int
     splits: int
     tile: int
     stages: int
-    ahead: int
+    ahead: int = 0
+    streamed: bool = False
 
 
 def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int) -> Cut:
@@ -58,14 +62,22 @@ def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int) ->
             two = programs <= 2 * SLACK * processors
             return Cut(64, splits, *(beside if splits > 1 else IN_TURNS if two else many))
         crowded = 2 * programs > processors and lengths.max() < SHORT * splits
-        return Cut(64, splits, *(beside if crowded else ALONE))
+        return Cut(64, splits, *(beside if crowded else _alone(lengths.max() / splits, spec)))
     places = processors // spec.kv_heads
     part = _part_at_once(lengths, places)
     if _parts(lengths, part) <= places and part <= max(LONG, 1.5 * fair):
-        how = ALONE
+        how = _alone(part, spec)
     else:
-        part, how = 1 << round(math.log2(min(1024, max(256, fair / 2)))), beside
+        part, how = 1 << round(math.log2(min(1024, max(256, fair / 2)))), (*beside, False)
     return Cut(part, min(_above(lengths.max() / part), most), *how)
+
+
+def _alone(tokens: float, spec: ModelSpec) -> tuple[int, int, int, bool]:
+    """How a part of so many tokens is read that has a processor to itself. A ring has as many bytes for any head."""
+    if tokens > STREAMED_MOST:
+        return (*ALONE, False)
+    tile, rounds = STREAMED
+    return tile, rounds * 128 // spec.head_dim, 0, True
 
 
 def _even_parts(longest: int, fair: float) -> int:

@@ -23,6 +23,8 @@ from jigsawrl.engine.cuda.cuts import MOST_SPLITS, Cut
 from jigsawrl.engine.cuda.linear import DEPENDENT, LAUNCH, Beside, Scratch, linear
 from jigsawrl.engine.cuda.sampling import choose_kernel, tile_kernel
 from jigsawrl.engine.cuda.small import add_norm_kernel, begin_kernel, swiglu_kernel
+from jigsawrl.engine.cuda.streamed import streamed
+from jigsawrl.engine.cuda.streamed_attention import MOST_HEADS, streamed_attention_kernel
 from jigsawrl.engine.cuda.tilings import (
     HEAD,
     HEAD_TILE,
@@ -32,6 +34,7 @@ from jigsawrl.engine.cuda.tilings import (
     PLAIN,
     RESIDUAL,
     SWIGLU,
+    ring,
     rows_in_bands,
     tiling,
     tiling_beside_adapters,
@@ -78,6 +81,7 @@ class DecodeStep:
     def __init__(self, model: Transformer, cache: KVCache, rows: Rows, slots: int) -> None:
         spec, device = model.spec, model.device
         self.model, self.cache, self.rows = model, cache, rows
+        self.hopper = torch.cuda.get_device_capability(device)[0] == 9
         self.most_adapted = MOST_ADAPTED_ROWS if spec.hidden_size <= MOST_ADAPTED_HIDDEN else MOST_ROWS
         """Slots up to which our own products are faster where there are adapters."""
         self.inputs = torch.full((slots,), rows.idle, dtype=torch.int32, device=device)
@@ -183,6 +187,9 @@ class DecodeStep:
 
     def _product(self, slots: int, x: Tensor, w: Tensor, epilogue: int, **arguments: Any) -> int:
         adapters = self._beside(w)
+        rounds = ring(slots, *w.shape) if self.hopper and adapters is None else None
+        if rounds is not None:
+            return streamed(x, w, slots, epilogue, rounds, self.scratch, **arguments)
         cut = tiling if adapters is None else tiling_beside_adapters
         how = cut(slots, w.shape[0], w.shape[1], epilogue)
         return linear(x, w, slots, epilogue, how, self.scratch, adapters=adapters, **arguments)
@@ -256,7 +263,12 @@ class DecodeStep:
         keys, values = self.cache.blocks[index]
         weights = [self.x if norm is None else norm.weight for norm in (layer.q_norm, layer.k_norm)]
         group = spec.heads // spec.kv_heads
-        attention_kernel[(cut.splits, spec.kv_heads, slots)](
+        streams = cut.streamed and self.hopper and group <= MOST_HEADS
+        own: dict[str, Any] = {"STAGES": cut.stages, "WARPS": 4}
+        if not streams:
+            padded = max(16, _power(group))
+            own = {"PADDED": padded, "AHEAD": cut.ahead, "PDL": DEPENDENT, "num_stages": cut.stages}
+        (streamed_attention_kernel if streams else attention_kernel)[(cut.splits, spec.kv_heads, slots)](
             self.qkv,
             keys,
             values,
@@ -277,16 +289,13 @@ class DecodeStep:
             cut.part,
             KV_HEADS=spec.kv_heads,
             GROUP=group,
-            PADDED=max(16, _power(group)),
             D=spec.head_dim,
             BLOCK=self.cache.block_size,
             SPLITS=cut.splits,
             TILE=cut.tile,
-            AHEAD=cut.ahead,
             QK_NORM=layer.q_norm is not None,
-            PDL=DEPENDENT,
             num_warps=4,
-            num_stages=cut.stages,
+            **own,
             **LAUNCH,
         )
 

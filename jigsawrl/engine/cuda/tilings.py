@@ -44,6 +44,42 @@ class Tiling:
     early: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Likewise of a product that fills a ring of rounds with weights before its inputs are there.
+
+    `group` uses the tensor cores of four warps at once.
+    """
+
+    reach: int
+    columns: int
+    split: int
+    stages: int
+    warps: int
+    group: bool = False
+
+
+RINGS: dict[tuple[int, int], dict[int, Ring]] = {
+    # Qwen2.5 1.5B: o, gate_up, down.
+    (1536, 1536): {8: Ring(64, 64, 6, 4, 4)},
+    (17920, 1536): {
+        8: Ring(16, 128, 1, 4, 2),
+        16: Ring(24, 64, 1, 6, 4),
+        32: Ring(24, 64, 1, 5, 4, group=True),
+        64: Ring(24, 64, 1, 4, 4, group=True),
+    },
+    (1536, 8960): {
+        8: Ring(64, 128, 5, 7, 4),
+        16: Ring(60, 128, 5, 7, 4),
+        32: Ring(64, 128, 5, 5, 4, group=True),
+    },
+    # Qwen2.5 0.5B: qkv, o, gate_up, down.
+    (1152, 896): {8: Ring(16, 128, 1, 7, 1), 16: Ring(16, 128, 1, 7, 1)},
+    (896, 896): {8: Ring(32, 128, 4, 2, 2), 16: Ring(16, 128, 1, 7, 1)},
+    (9728, 896): {16: Ring(32, 64, 1, 8, 4), 64: Ring(32, 64, 1, 6, 4, group=True)},
+    (896, 4864): {16: Ring(48, 128, 6, 5, 4), 64: Ring(48, 128, 6, 4, 4, group=True)},
+}
+"""Where rings were measured to be faster, without adapters: by matrix and by the rows of x as above."""
 MEASURED: dict[tuple[int, int], dict[int, Tiling]] = {
     # Qwen2.5 1.5B: qkv, o, gate_up, down.
     (2048, 1536): {
@@ -119,6 +155,11 @@ def rows_in_bands(count: int) -> int:
     return -(-count // rows) * rows
 
 
+def ring(count: int, outputs: int, inputs: int) -> Ring | None:
+    """The ring for the product of `count` rows of x with such a matrix, where one was measured to be faster."""
+    return RINGS.get((outputs, inputs), {}).get(rows_padded(count)) if count <= TALLEST else None
+
+
 def tiling(count: int, outputs: int, inputs: int, epilogue: int) -> Tiling:
     """How to cut the product of `count` rows of x with a matrix of so many outputs and inputs."""
     rows = rows_padded(count)
@@ -128,7 +169,7 @@ def tiling(count: int, outputs: int, inputs: int, epilogue: int) -> Tiling:
     if rows in measured:
         return measured[rows]
     if epilogue == HEAD:
-        return Tiling(HEAD_TILE, 128 if inputs % 128 == 0 else 64, 1, 4, 4)
+        return Tiling(HEAD_TILE, 128 if inputs % 128 == 0 and rows < 64 else 64, 1, 4, 4)
     if epilogue == SWIGLU:
         return Tiling(32, 64, 1, {16: 6, 64: 4}.get(rows, 5), 4)
     if rows >= 32 and inputs <= 2 * outputs <= 64 * PROCESSORS:
