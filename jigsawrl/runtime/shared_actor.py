@@ -140,7 +140,7 @@ class House:
         self._base: Transformer | None = None
         self._shared: SharedEngine | None = None
         self.training = DeviceStream(place.device)
-        """Of all pipelines: memory that one's gradients took is there for the next one's."""
+        """Of all pipelines, in turns: memory that one's gradients took is there for the next one's."""
 
     def base(self) -> Transformer:
         """Loaded when the first pipeline has its permit to come."""
@@ -293,15 +293,22 @@ class House:
 
 
 class DeviceStream:
-    """On a GPU, a stream beside the engine's; elsewhere, nothing."""
+    """On a GPU, a stream beside the engine's that one thread at a time uses; elsewhere, nothing."""
 
     def __init__(self, device: str) -> None:
         self.stream = torch.cuda.Stream(device) if device.startswith("cuda") else None
+        self.turn = threading.Lock()
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """What a thread gives the device to do inside is done when it leaves: others use what came of it."""
-        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+        """What a thread gives the device to do inside is done when it leaves: others use what came of it.
+
+        Pipelines that train take turns. On one stream they would be done no sooner side by side; they would keep each
+        other and the engine waiting for Python's lock, and need the memory of all their activations at once.
+        """
+        if self.stream is None:
             yield
-        if self.stream is not None:
+            return
+        with self.turn, torch.cuda.stream(self.stream):
+            yield
             self.stream.synchronize()
