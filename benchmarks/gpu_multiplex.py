@@ -16,6 +16,7 @@ run in the order of the table until it is over.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -257,7 +258,7 @@ def main() -> int:
         action="store_true",
         help="measure the interference table, as `jigsaw profile` does (60 s)",
     )
-    parser.add_argument("--limit", type=float, default=480.0, help="seconds after which no side is begun")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no side is begun")
     parser.add_argument("--keep", type=Path, help="a folder for the profile and every run's events")
     parser.add_argument(
         "--only", action="append", help="these sides alone, and serial for those that are compared with it"
