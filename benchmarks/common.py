@@ -16,12 +16,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from jigsawrl.model.tiny import write_tiny
+if find_spec("jigsawrl") is None:  # on a machine where nothing can be installed: from source
+    sys.path.insert(0, str(Path(__file__).parent.parent))
 
 Settings = dict[str, Any]
 
@@ -35,6 +37,8 @@ SHAPES = {
 
 def write_model(folder: Path, size: str, seed: int) -> Path:
     """A Hugging Face folder with a random Llama of one of the two sizes."""
+    from jigsawrl.model.tiny import write_tiny
+
     return write_tiny(folder, seed=seed, **SHAPES[size])
 
 
