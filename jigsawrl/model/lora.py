@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,10 @@ class Lora(nn.Module):
         self.scale = scale
         self.a = nn.ParameterDict({p: torch.zeros(rank, inputs) for p in parts if p in targets})
         self.b = nn.ParameterDict({p: torch.zeros(rows, rank) for p, rows in parts.items() if p in targets})
+        ends = dict(zip(parts, accumulate(parts.values()), strict=True))
+        self.bounds = [(ends[part] - parts[part], ends[part]) for part in self.a]
+        """First output and the one after the last of each adapted part."""
+        self.ranks = [rank] * len(self.a)
 
     def forward(self, x: Tensor, y: Tensor, linear: LinearOp) -> Tensor:
         """y, which is what the matrix makes of x, and what the adapters add to it."""
@@ -42,13 +46,8 @@ class Lora(nn.Module):
     def with_base(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """What the frozen matrix makes of rows x, and what the adapters add to it, with gradients for x and them."""
         ones, others = list(self.a.values()), list(self.b.values())
-        out: Tensor = _Adapted.apply(x, weight, bias, self.scale, self._bounds(), *ones, *others)  # type: ignore[no-untyped-call]
+        out: Tensor = _Adapted.apply(x, weight, bias, self.scale, self.bounds, self.ranks, *ones, *others)  # type: ignore[no-untyped-call]
         return out
-
-    def _bounds(self) -> list[tuple[int, int]]:
-        """First output and the one after the last of each adapted part."""
-        ends = dict(zip(self.parts, accumulate(self.parts.values()), strict=True))
-        return [(ends[part] - self.parts[part], ends[part]) for part in self.a]
 
 
 class _Adapted(torch.autograd.Function):
@@ -66,39 +65,33 @@ class _Adapted(torch.autograd.Function):
         bias: Tensor | None,
         scale: float,
         bounds: list[tuple[int, int]],
+        ranks: list[int],
         *pairs: Tensor,
     ) -> Tensor:
-        ones, others = pairs[: len(bounds)], pairs[len(bounds) :]
+        ones, others = pairs[: len(ranks)], pairs[len(ranks) :]
         stacked = torch.cat(ones) if len(ones) > 1 else ones[0]
-        y, low = F.linear(x, weight, bias), x.new_empty(len(x), len(stacked))
+        y, low = F.linear(x, weight, bias), x.new_empty(x.shape[0], sum(ranks))
         low.addmm_(x, stacked.t(), beta=0, alpha=scale)
-        for (start, end), each, b in zip(bounds, _columns(low, ones), others, strict=True):
+        for (start, end), each, b in zip(bounds, low.split_with_sizes(ranks, 1), others, strict=True):
             y[:, start:end].addmm_(each, b.t())
-        ctx.scale, ctx.bounds = scale, bounds
-        ctx.save_for_backward(x, weight, low, stacked, *pairs)
+        ctx.scale, ctx.bounds, ctx.ranks = scale, bounds, ranks
+        ctx.save_for_backward(x, weight, low, stacked, *others)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad = grads[0].contiguous()
-        x, weight, low, stacked, *pairs = ctx.saved_tensors
-        ones, others = pairs[: len(ctx.bounds)], pairs[len(ctx.bounds) :]
+        grad, ranks = grads[0].contiguous(), ctx.ranks
+        x, weight, low, stacked, *others = ctx.saved_tensors
         slope = torch.empty_like(low)
+        lows, slopes = low.split_with_sizes(ranks, 1), slope.split_with_sizes(ranks, 1)
         steps: list[Tensor] = []
-        parts = [grad[:, start:end] for start, end in ctx.bounds]
-        for part, each, into, b in zip(
-            parts, _columns(low, ones), _columns(slope, ones), others, strict=True
-        ):
+        for (start, end), each, into, b in zip(ctx.bounds, lows, slopes, others, strict=True):
+            part = grad[:, start:end]
             into.addmm_(part, b, beta=0, alpha=ctx.scale)
-            steps.append(part.t() @ each)
-        first = slope.t() @ x
-        back = (grad @ weight).addmm_(slope, stacked) if ctx.needs_input_grad[0] else None
-        return back, None, None, None, None, *first.split([len(a) for a in ones]), *steps
-
-
-def _columns(low: Tensor, ones: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Each part's, of the products of all."""
-    return low.split([len(a) for a in ones], dim=1)
+            steps.append(torch.mm(part.t(), each))
+        first = torch.mm(slope.t(), x).split_with_sizes(ranks)
+        back = torch.mm(grad, weight).addmm_(slope, stacked) if ctx.needs_input_grad[0] else None
+        return back, None, None, None, None, None, *first, *steps
 
 
 def linears(model: Transformer) -> list[tuple[str, Linear]]:
