@@ -6,9 +6,9 @@ train LoRA adapters on one base of 1.5B, which they share. Every sample is as lo
 real: drivers, actors, scheduler, shares, MPS (`traced.py` says what little differs).
 
 `serial` gives every pipeline the whole GPU, alone, with the same engine and trainer. Throughput is tokens generated
-and trained on over the time from the first phase to the end of the last; setting processes up is not in it, and each
-process of one pipeline makes its kernels and graphs before. Every policy knows what the serial run measured of the
-four (`profile:`), as users have it from `jigsaw profile`, and learns of others as they run; what sharing costs is the
+and trained on over the time from the first phase to the end of the last; setting processes up is not in it, and all
+of them make their kernels and graphs before. Every policy knows what the serial run measured of the four
+(`profile:`), as users have it from `jigsaw profile`, and learns of others as they run; what sharing costs is the
 built-in table of an H200. The ablation leaves one lever of `jigsaw` out at a time. With a limit of time the sides are
 run in the order of the table until it is over.
 """

@@ -4,8 +4,9 @@ forked from.
 Everything is the real thing: drivers, actors, engine, trainer, rewards, environments. Three things differ. A sample
 ends after as many tokens as its key draws from the trace's quantiles, whatever the (random) model says. A run leaves
 nothing behind: no states in the store after a step, no checkpoint, no model; at 14 bytes a parameter these would be
-measured instead. And an actor on a GPU rolls out and trains a little when it is set up, if its process is its own, so
-that no policy is measured with kernels that are still compiled and graphs that are still captured.
+measured instead. And an actor on a GPU rolls out and trains a little when it is set up, so that no policy is measured
+with kernels that are still compiled and graphs that are still captured; of actors in one process the last one does,
+beside the adapters of all.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from jigsawrl.pipeline.prompts import keyed
 from jigsawrl.pipeline.rollout import Rollout, rollout_of
 from jigsawrl.runtime import shared_actor
 from jigsawrl.runtime.driver import Beside
-from jigsawrl.runtime.shared_actor import SharingActor
+from jigsawrl.runtime.shared_actor import House, SharingActor
 from jigsawrl.trainer.batch import Batch
 from jigsawrl.trainer.checkpoint import CheckpointStore
 
@@ -89,25 +90,37 @@ def traced_actor(config: RunConfig, base: Path, device: str, rank: int) -> Actor
     of_pipeline[config.name] = Trace.of(config)
     actor = Actor(config, base, device, rank)
     if actor.device.type == "cuda":
-        roll_out_a_little(actor)
-        train_a_little(actor)
-        actor.end_rollout()
+        warm_up(actor, samples_of(config))
     return actor
 
 
 class TracedTenant(SharingActor):
     """An actor on a base that pipelines share."""
 
-    def __init__(self, config: RunConfig, *given: Any) -> None:
+    def __init__(self, config: RunConfig, house: House, *given: Any) -> None:
         of_pipeline[config.name] = Trace.of(config)
-        super().__init__(config, *given)
+        super().__init__(config, house, *given)
+        everybody = house.place.configs
+        others = [house.tenants.get(each.name) for each in everybody if each.name != config.name]
+        if self.device.type == "cuda" and all(other is not None and other.actor for other in others):
+            warm_up(self, sum(map(samples_of, everybody)))
 
 
-def roll_out_a_little(actor: Actor) -> None:
+def samples_of(config: RunConfig) -> int:
+    """That decode at once, at most."""
+    rollout = config.rollout
+    return min(rollout.max_num_seqs, rollout.prompts_per_step * rollout.samples)
+
+
+def warm_up(actor: Actor, samples: int) -> None:
+    roll_out_a_little(actor, samples)
+    train_a_little(actor)
+    actor.end_rollout()
+
+
+def roll_out_a_little(actor: Actor, samples: int) -> None:
     """Batches of every size, and few sequences with long contexts."""
-    rollout = actor.config.rollout
-    count = min(rollout.max_num_seqs, rollout.prompts_per_step * rollout.samples)
-    rounds = [[(64, 8 + 2 * each) for each in range(count)]]
+    rounds = [[(64, 8 + 2 * each) for each in range(samples)]]
     rounds += [[(length, 4 * each) for each in range(1, 9)] for length in LONG if length < actor.room // 2]
     for number, asked in enumerate(rounds):
         for each, (prompt, length) in enumerate(asked):
