@@ -241,7 +241,11 @@ def compile_side(task: str, seats: int) -> None:
             for longest in (90, 150, 300, 600, 1200, 2000, 4000)
             for part in (1, 2, 4)
         ]
-        cuts = {cut_for(each, base.spec, decoder.processors, PART_SLOTS // slots) for slots, each in contexts}
+        streams = decoder.step.streams_contexts
+        cuts = {
+            cut_for(each, base.spec, decoder.processors, PART_SLOTS // slots, streams)
+            for slots, each in contexts
+        }
         steps = [(8, cut) for cut in sorted(cuts, key=str)[int(numbers[0]) :: PARTS_OF_CUTS]]
     with torch.inference_mode():
         for batch, cut in steps:

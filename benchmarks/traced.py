@@ -12,6 +12,7 @@ beside the adapters of all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -103,7 +104,7 @@ class TracedTenant(SharingActor):
         everybody = house.place.configs
         others = [house.tenants.get(each.name) for each in everybody if each.name != config.name]
         if self.device.type == "cuda" and all(other is not None and other.actor for other in others):
-            warm_up(self, sum(map(samples_of, everybody)))
+            warm_up(self, sum(map(samples_of, everybody)), house.training.used())
 
 
 def samples_of(config: RunConfig) -> int:
@@ -112,9 +113,11 @@ def samples_of(config: RunConfig) -> int:
     return min(rollout.max_num_seqs, rollout.prompts_per_step * rollout.samples)
 
 
-def warm_up(actor: Actor, samples: int) -> None:
+def warm_up(actor: Actor, samples: int, training: AbstractContextManager[None] | None = None) -> None:
+    """Memory that a training took is kept for the stream that it was on."""
     roll_out_a_little(actor, samples)
-    train_a_little(actor)
+    with training or nullcontext():
+        train_a_little(actor)
     actor.end_rollout()
 
 

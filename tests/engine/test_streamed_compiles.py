@@ -55,7 +55,6 @@ def shared_bytes(kernel: Any, warps: int, **constants: Any) -> int:
 def test_products_from_a_ring(matrix, rows):
     how, (outputs, inputs) = RINGS[matrix][rows], matrix
     epilogue = SWIGLU if outputs > 4 * inputs else RESIDUAL if outputs == min(matrix) else PLAIN
-    lines = how.reach * (2 if epilogue == SWIGLU else 1)
     used = shared_bytes(
         streamed_kernel,
         how.warps,
@@ -64,7 +63,7 @@ def test_products_from_a_ring(matrix, rows):
         BIAS=epilogue == PLAIN,
         EPILOGUE=epilogue,
         BM=rows,
-        BN=max(16, triton.next_power_of_2(lines)),
+        BN=how.block(epilogue),
         BK=how.columns,
         REACH=how.reach,
         SPLIT=how.split,

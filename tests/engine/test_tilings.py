@@ -126,8 +126,9 @@ def test_rings_keep_within_what_there_is(shape: Shape, count: int) -> None:
         if how is None:
             continue
         assert epilogue != HEAD, "whose statistics rings do not leave"
-        lines = how.reach * (2 if epilogue == SWIGLU else 1)
-        block = max(16, 1 << (lines - 1).bit_length())
+        block, pairs = how.block(epilogue), 2 if epilogue == SWIGLU else 1
+        assert block >= pairs * how.reach
+        assert block & (block - 1) == 0, "Triton's tensors are powers of two"
         tiles = -(-(outputs // 2 if epilogue == SWIGLU else outputs) // how.reach)
         assert inputs % how.columns == 0, "K is read in whole rounds"
         assert 2 * how.stages * (block + rows) * how.columns + 8 * how.stages <= SHARED_MEMORY

@@ -48,8 +48,9 @@ class Cut:
     streamed: bool = False
 
 
-def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int) -> Cut:
-    """Parts, at most `most` of a context, such that no processor waits long for another."""
+def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int, streams: bool) -> Cut:
+    """Parts, at most `most` of a context, such that no processor waits long for another; `streams`: there may be
+    rings."""
     lengths, wide = np.asarray(contexts), spec.head_dim > 64
     most = _below(min(most, MOST_SPLITS))
     fair = float(lengths.sum()) * spec.kv_heads / processors
@@ -62,19 +63,19 @@ def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int) ->
             two = programs <= 2 * SLACK * processors
             return Cut(64, splits, *(beside if splits > 1 else IN_TURNS if two else many))
         crowded = 2 * programs > processors and lengths.max() < SHORT * splits
-        return Cut(64, splits, *(beside if crowded else _alone(lengths.max() / splits, spec)))
+        return Cut(64, splits, *(beside if crowded else _alone(lengths.max() / splits, spec, streams)))
     places = processors // spec.kv_heads
     part = _part_at_once(lengths, places)
     if _parts(lengths, part) <= places and part <= max(LONG, 1.5 * fair):
-        how = _alone(part, spec)
+        how = _alone(part, spec, streams)
     else:
         part, how = 1 << round(math.log2(min(1024, max(256, fair / 2)))), (*beside, False)
     return Cut(part, min(_above(lengths.max() / part), most), *how)
 
 
-def _alone(tokens: float, spec: ModelSpec) -> tuple[int, int, int, bool]:
+def _alone(tokens: float, spec: ModelSpec, streams: bool) -> tuple[int, int, int, bool]:
     """How a part of so many tokens is read that has a processor to itself. A ring has as many bytes for any head."""
-    if tokens > STREAMED_MOST:
+    if tokens > STREAMED_MOST or not streams:
         return (*ALONE, False)
     tile, rounds = STREAMED
     return tile, rounds * 128 // spec.head_dim, 0, True

@@ -101,7 +101,9 @@ class Decoder:
             self._extend(grown)
         contexts = [s.computed + 1 for s in sequences]
         slots = rung(len(sequences))
-        return cut_for(contexts, self.model.spec, self.processors, PART_SLOTS // slots)
+        return cut_for(
+            contexts, self.model.spec, self.processors, PART_SLOTS // slots, self.step.streams_contexts
+        )
 
     def _knows(self, sequence: Sequence) -> bool:
         known = self.known[sequence.row]

@@ -81,7 +81,9 @@ class DecodeStep:
     def __init__(self, model: Transformer, cache: KVCache, rows: Rows, slots: int) -> None:
         spec, device = model.spec, model.device
         self.model, self.cache, self.rows = model, cache, rows
-        self.hopper = torch.cuda.get_device_capability(device)[0] == 9
+        self.streams = torch.cuda.get_device_capability(device)[0] == 9
+        """Whether rings, which are written for Hopper, can be used for products."""
+        self.streams_contexts = self.streams and spec.heads // spec.kv_heads <= MOST_HEADS
         self.most_adapted = MOST_ADAPTED_ROWS if spec.hidden_size <= MOST_ADAPTED_HIDDEN else MOST_ROWS
         """Slots up to which our own products are faster where there are adapters."""
         self.inputs = torch.full((slots,), rows.idle, dtype=torch.int32, device=device)
@@ -187,7 +189,7 @@ class DecodeStep:
 
     def _product(self, slots: int, x: Tensor, w: Tensor, epilogue: int, **arguments: Any) -> int:
         adapters = self._beside(w)
-        rounds = ring(slots, *w.shape) if self.hopper and adapters is None else None
+        rounds = ring(slots, *w.shape) if self.streams and adapters is None else None
         if rounds is not None:
             return streamed(x, w, slots, epilogue, rounds, self.scratch, **arguments)
         cut = tiling if adapters is None else tiling_beside_adapters
@@ -263,12 +265,11 @@ class DecodeStep:
         keys, values = self.cache.blocks[index]
         weights = [self.x if norm is None else norm.weight for norm in (layer.q_norm, layer.k_norm)]
         group = spec.heads // spec.kv_heads
-        streams = cut.streamed and self.hopper and group <= MOST_HEADS
         own: dict[str, Any] = {"STAGES": cut.stages, "WARPS": 4}
-        if not streams:
+        if not cut.streamed:
             padded = max(16, _power(group))
             own = {"PADDED": padded, "AHEAD": cut.ahead, "PDL": DEPENDENT, "num_stages": cut.stages}
-        (streamed_attention_kernel if streams else attention_kernel)[(cut.splits, spec.kv_heads, slots)](
+        (streamed_attention_kernel if cut.streamed else attention_kernel)[(cut.splits, spec.kv_heads, slots)](
             self.qkv,
             keys,
             values,

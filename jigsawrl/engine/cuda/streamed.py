@@ -228,9 +228,8 @@ def streamed(
 ) -> int:
     """Launches one product over the first `count` rows of x; returns how many tiles it was cut into."""
     outputs, inputs = w.shape
-    lines = how.reach
     if epilogue == SWIGLU:
-        outputs, lines = outputs // 2, 2 * lines
+        outputs //= 2
     tiles = triton.cdiv(outputs, how.reach)
     streamed_kernel[(tiles * how.split,)](
         x,
@@ -253,7 +252,7 @@ def streamed(
         BIAS=bias is not None,
         EPILOGUE=epilogue,
         BM=rows_padded(count),
-        BN=max(16, triton.next_power_of_2(lines)),
+        BN=how.block(epilogue),
         BK=how.columns,
         REACH=how.reach,
         SPLIT=how.split,

@@ -58,6 +58,11 @@ class Ring:
     warps: int
     group: bool = False
 
+    def block(self, epilogue: int) -> int:
+        """Rows of a matrix that a program is compiled for; with a gate they are pairs."""
+        lines = self.reach * (2 if epilogue == SWIGLU else 1)
+        return max(16, 1 << (lines - 1).bit_length())
+
 
 RINGS: dict[tuple[int, int], dict[int, Ring]] = {
     # Qwen2.5 1.5B: o, gate_up, down.
