@@ -76,6 +76,7 @@ class Traced:
     samples: int = 8
     rank: int = 0
     """Of LoRA adapters; 0: all weights are trained."""
+    micro_batch_tokens: int = 8192
 
 
 FOUR = {
@@ -95,9 +96,12 @@ EIGHT = {name: FOUR[name] for name in ("gsm8k-small", "math-small", "tools-large
 }
 """What fits into the memory of one H200."""
 LORA = {
-    f"lora-{number}": Traced("1.5B", trace, prompts=8, steps=3, rank=16)
-    for number, trace in enumerate(("gsm8k_qwen3-4b-instruct", "gsm8k_qwen3-4b") * 2, 1)
+    f"lora-{number}": Traced(
+        "1.5B", "gsm8k_qwen3-4b-instruct", prompts=8, steps=4, rank=16, micro_batch_tokens=16_384
+    )
+    for number in range(1, 5)
 }
+"""Steps as in `gpu_lora.py`. Smaller micro-batches would keep the device waiting for the host."""
 ALL = FOUR | EIGHT | LORA
 TWO = ("gsm8k-small", "gsm8k-large")
 
@@ -194,7 +198,7 @@ def run_file(each: Traced, folder: Path, seed: int, longest: int, part: float, d
             "max_num_batched_tokens": 8192,
             "kv_cache_tokens": int(each.cached * sequences * (longest + 512)),
         },
-        "trainer": {"lr": 1e-6, "micro_batch_tokens": 8192},
+        "trainer": {"lr": 1e-6, "micro_batch_tokens": each.micro_batch_tokens},
         "telemetry": {"tensorboard": False},
     }
 

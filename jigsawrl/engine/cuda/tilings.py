@@ -169,7 +169,7 @@ def tiling(count: int, outputs: int, inputs: int, epilogue: int) -> Tiling:
     """How to cut the product of `count` rows of x with a matrix of so many outputs and inputs."""
     rows = rows_padded(count)
     if count > TALLEST:
-        return _in_bands(-(-count // TALLEST), outputs, inputs, epilogue)
+        return _in_bands(outputs, inputs, epilogue)
     measured = MEASURED.get((outputs, inputs), {})
     if rows in measured:
         return measured[rows]
@@ -183,10 +183,10 @@ def tiling(count: int, outputs: int, inputs: int, epilogue: int) -> Tiling:
     return Tiling(64, 64, max(1, min(PROCESSORS // tiles, inputs // 128, 10)), 5, 4)
 
 
-def _in_bands(bands: int, outputs: int, inputs: int, epilogue: int) -> Tiling:
+def _in_bands(outputs: int, inputs: int, epilogue: int) -> Tiling:
     """What was best for Qwen2.5 1.5B with the adapters of four."""
     if epilogue == SWIGLU:
-        return Tiling(32, 64, 1, 4, 4) if bands == 2 else Tiling(64, 64, 1, 4, 8)
+        return Tiling(64, 64, 1, 4, 8)
     if inputs <= 2 * outputs:
         return Tiling(32, 64, 1, 6, 4, swap=False)
     return Tiling(64, 128 if inputs % 128 == 0 else 64, 3, 4, 4)
