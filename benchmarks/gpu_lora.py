@@ -445,9 +445,10 @@ def main() -> int:
         say("what adapters cost")
         cost = adapter_cost(base, pipelines, [batch for batch in (16, 64, 256) if batch <= seats], seats)
         print_cost(console, cost)
-        measured = {work: measure(base, pipelines, places, sizes, work, seats) for work in works}
-        for work, sides in measured.items():
-            print_runs(console, work, sides)
+        measured: dict[Work, Sides] = {}
+        for work in works:
+            measured[work] = measure(base, pipelines, places, sizes, work, seats)
+            print_runs(console, work, measured[work])
         first = measured[works[0]].ratios
         claims = {"vs_serial_4": claim(first[4], at_least=TARGET)} if 4 in first else {}
         report(

@@ -98,7 +98,7 @@ class Actor(Generating):
         return self._evaluate(self.critic.transformer, batch, self.critic.read)
 
     def _evaluate(self, model: Transformer, batch: Batch, read: Callable[[Batch, Tensor], Tensor]) -> Tensor:
-        return evaluate(model, batch, self.config.trainer.micro_batch_tokens, read)
+        return evaluate(model, batch, self.config.trainer.micro_batch_tokens, read, self.between)
 
     @property
     def _temperature(self) -> float:
@@ -144,7 +144,7 @@ class Actor(Generating):
             )
             return policy_loss(inputs, settings)
 
-        return self.trainer.forward_backward(batch, objective)
+        return self.trainer.forward_backward(batch, objective, self.between)
 
     @awake
     def critic_forward_backward(self, batch: Batch) -> dict[str, float]:
@@ -163,7 +163,7 @@ class Actor(Generating):
             )
             return algorithm.value_coef * loss, {}
 
-        return self.critic_trainer.forward_backward(batch, objective)
+        return self.critic_trainer.forward_backward(batch, objective, self.between)
 
     @awake
     def optim_step(self) -> dict[str, float]:

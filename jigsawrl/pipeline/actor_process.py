@@ -140,13 +140,15 @@ def actor_main(
     world: int,
     meeting: str,
     settle: Callable[[], None] = lambda: None,
+    between: Callable[[], None] = lambda: None,
     says_what_runs: bool = False,
     make: Callable[[RunConfig, Path, str, int], Generating] = Actor,
 ) -> None:
     """The process: builds its actor when told so, then does as it is told until the pipe closes.
 
-    `settle` is called before each thing it does: whoever shares its device may want it elsewhere. With
-    `says_what_runs` it tells from time to time what it has of samples that are under way. `make` makes the actor.
+    `settle` is called before each thing it does, and `between` inside of those that take long: whoever shares its
+    device may want it elsewhere. With `says_what_runs` it tells from time to time what it has of samples that are
+    under way. `make` makes the actor.
     """
     from jigsawrl.pipeline.workers import set_up_torch
 
@@ -164,6 +166,7 @@ def actor_main(
             if world > 1:
                 join_the_others(device, rank, world, meeting)
             actor = make(config, base, device, rank)
+            actor.between = between
             return None
         return getattr(actor, method)(*args)
 

@@ -59,6 +59,8 @@ class Generating:
         self.recorder = PassRecorder(self.spans.append)
         self.most_decoding = 0
         self.asleep = False
+        self.between: Callable[[], None] = lambda: None
+        """Called between a training's micro-batches: whoever shares its device may want it elsewhere."""
 
     # What is set up once
 

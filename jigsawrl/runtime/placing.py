@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from jigsawrl.runtime.member import Member
 from jigsawrl.runtime.messages import Go
-from jigsawrl.runtime.shares import Shares, Units
+from jigsawrl.runtime.shares import Sharer, Shares, Units
 from jigsawrl.runtime.world import World
 
 
@@ -38,9 +38,8 @@ def parts_of(world: World, worker: int, shares: Shares) -> dict[int, Units]:
     if len(whole) == 1:
         return dict.fromkeys(keys, whole)
     lanes = [world.lanes.lanes[key] for key in keys]
-    generating = [lane.phase == "rollout" for lane in lanes]
-    units = shares.parts(worker, [lane.share for lane in lanes], generating)
-    return dict(zip(keys, units, strict=True))
+    those = [Sharer(lane.share, lane.phase == "rollout", lane.occupies) for lane in lanes]
+    return dict(zip(keys, shares.parts(worker, those), strict=True))
 
 
 def go_for(member: Member, world: World, shares: Shares, prompt: bool) -> Go:

@@ -48,6 +48,16 @@ PATIENCE_S = 120.0
 """For a look at the GPUs: torch may have to be imported first."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sharer:
+    """Somebody on a worker."""
+
+    share: float
+    rollout: bool = False
+    works: bool = True
+    """And does not wait for a host, or stand still."""
+
+
 class Shares(Protocol):
     """A machine's workers, and the means to divide them."""
 
@@ -62,8 +72,8 @@ class Shares(Protocol):
     def device(self, worker: int) -> str:
         """Of an actor on this worker, as torch names it."""
 
-    def parts(self, worker: int, shares: Sequence[float], rollouts: Sequence[bool]) -> list[Units]:
-        """The units of each of those on a worker, some of which are rollouts."""
+    def parts(self, worker: int, those: Sequence[Sharer]) -> list[Units]:
+        """The units of each of those on a worker."""
 
     def give(self, units: Units, pid: int, note: Path) -> None:
         """An actor has these from now on. `note` is what it looks at, where nobody else can hold it to them."""
@@ -90,12 +100,12 @@ class Cores:
     def device(self, worker: int) -> str:
         return "cpu"
 
-    def parts(self, worker: int, shares: Sequence[float], rollouts: Sequence[bool]) -> list[Units]:
+    def parts(self, worker: int, those: Sequence[Sharer]) -> list[Units]:
         cores = self.workers[worker]
-        before = [0.0, *accumulate(shares)]
+        before = [0.0, *accumulate(each.share for each in those)]
         return [
-            part_of(cores, share, round(start * len(cores)))
-            for share, start in zip(shares, before, strict=False)
+            part_of(cores, each.share, round(start * len(cores)))
+            for each, start in zip(those, before, strict=False)
         ]
 
     def give(self, units: Units, pid: int, note: Path) -> None:
@@ -146,13 +156,18 @@ class Gpus:
     def device(self, worker: int) -> str:
         return f"cuda:{worker}"
 
-    def parts(self, worker: int, shares: Sequence[float], rollouts: Sequence[bool]) -> list[Units]:
-        """Equal shares are not held: a GPU divides itself as evenly, and matrix products lose much by an odd part."""
+    def parts(self, worker: int, those: Sequence[Sharer]) -> list[Units]:
+        """Equal shares are not held: a GPU divides itself as evenly, and matrix products lose much by an odd part.
+
+        Who waits has the share of a time when others were there.
+        """
         units = self.workers[worker]
-        if len(set(shares)) == 1:
-            return [units] * len(shares)
-        parts = divided(units, shares)
-        return [units if rollout else part for part, rollout in zip(parts, rollouts, strict=True)]
+        working = [each for each in those if each.works]
+        if len({each.share for each in working}) < 2:
+            return [units] * len(those)
+        parts = iter(divided(units, [each.share for each in working]))
+        found = [next(parts) if each.works else units for each in those]
+        return [units if each.rollout else part for each, part in zip(those, found, strict=True)]
 
     def give(self, units: Units, pid: int, note: Path) -> None:
         write_note(note, () if units in self.workers else units)
@@ -323,6 +338,11 @@ def write_note(note: Path, units: Units) -> None:
         os.close(file)
 
 
+PAYS = 1.5
+"""Times as many units, or as few, for which a training moves between two of its micro-batches: what it had of memory
+is given back and taken again."""
+
+
 class Follower:
     """An actor's side: keeps what it does on the units that its note names, from the next thing on."""
 
@@ -348,3 +368,13 @@ class Follower:
         first, count = NOTE.unpack(written)
         self.parts.move_to(range(first, first + count) if count else range(self.parts.units))
         self.at = written
+
+    def where_it_pays(self) -> None:
+        """Between the micro-batches of one call."""
+        if (written := self.page[:]) == self.at:
+            return
+        if self.parts is not None:
+            now, then = (NOTE.unpack(each)[1] or self.parts.units for each in (self.at, written))
+            if max(now, then) < PAYS * min(now, then):
+                return
+        self()

@@ -39,8 +39,9 @@ def start_actor(
     from jigsawrl.runtime.shares import Follower
 
     show_as(f"actor{rank}:{config.name}")
-    settle = Follower(note, rank) if note is not None and device.startswith("cuda") else nothing
-    actor_main(pipe, config, base, device, rank, world, meeting, settle, says_what_runs=True)
+    follow = Follower(note, rank) if note is not None and device.startswith("cuda") else None
+    settle, between = (nothing, nothing) if follow is None else (follow, follow.where_it_pays)
+    actor_main(pipe, config, base, device, rank, world, meeting, settle, between, says_what_runs=True)
 
 
 def start_shared_actor(control: Connection, place: Place, environment: Mapping[str, str], note: Path) -> None:

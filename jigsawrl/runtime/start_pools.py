@@ -51,11 +51,12 @@ def start_pool_actor(
     from jigsawrl.runtime.shares import Follower
 
     show_as(f"actor{worker}:{config.name}")
-    settle = Follower(note, worker) if device.startswith("cuda") else nothing
+    follow = Follower(note, worker) if device.startswith("cuda") else None
+    settle, between = (nothing, nothing) if follow is None else (follow, follow.where_it_pays)
     given = (pipe, config, base, device)
     if worker in homes.rollout:
         number = homes.rollout.index(worker)
         actor_main(*given, number, 1, meeting, settle, says_what_runs=True, make=RolloutActor)
     else:
         number, gang = homes.training.index(worker), len(homes.training)
-        actor_main(*given, number, gang, meeting, settle, make=TrainingActor)
+        actor_main(*given, number, gang, meeting, settle, between, make=TrainingActor)

@@ -36,20 +36,26 @@ class Trainer:
         self.micro_batch_tokens = micro_batch_tokens
         self.optimizer = Optimizer(module or model, settings)
 
-    def forward_backward(self, batch: Batch, objective: Objective) -> dict[str, float]:
+    def forward_backward(
+        self, batch: Batch, objective: Objective, between: Callable[[], None] = lambda: None
+    ) -> dict[str, float]:
         """Adds the batch's gradients to those already there; returns the summed metrics.
 
-        Nothing is read back from a device before the last micro-batch.
+        Nothing is read back from a device before the last micro-batch. `between` is called before each of them.
         """
         sums: dict[str, Tensor] = {}
         for indices in self._cut(batch):
-            micro = batch.select(indices)
-            loss, metrics = objective(micro, hidden_states(self.model, micro))
-            loss.backward()
-            self.optimizer.collect()
-            for name, value in {"loss": loss, **metrics}.items():
-                sums[name] = sums.get(name, 0.0) + value.detach().double()
+            between()
+            for name, value in self._add_gradients(batch.select(indices), objective).items():
+                sums[name] = sums.get(name, 0.0) + value.double()
         return {name: float(value) for name, value in sums.items()}
+
+    def _add_gradients(self, micro: Batch, objective: Objective) -> Metrics:
+        """Of one micro-batch; returns its metrics. Nothing of its graph, or of the stream it was on, stays."""
+        loss, metrics = objective(micro, hidden_states(self.model, micro))
+        loss.backward()
+        self.optimizer.collect()
+        return {name: value.detach() for name, value in {"loss": loss, **metrics}.items()}
 
     def optim_step(self) -> dict[str, float]:
         return self.optimizer.step()
@@ -66,12 +72,19 @@ class Trainer:
 
 @torch.no_grad()
 def evaluate(
-    model: Transformer, batch: Batch, budget: int, read: Callable[[Batch, Tensor], Tensor]
+    model: Transformer,
+    batch: Batch,
+    budget: int,
+    read: Callable[[Batch, Tensor], Tensor],
+    between: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """A flat value [T] read off the hidden states, without gradients."""
+    """A flat value [T] read off the hidden states, without gradients; `between` is called before each micro-batch."""
     groups = micro_batches([len(t) for t in batch.tokens], budget)
-    micros = (batch.select(indices) for indices in groups)
-    values = [read(micro, hidden_states(model, micro)).float() for micro in micros]
+    values: list[Tensor] = []
+    for indices in groups:
+        between()
+        micro = batch.select(indices)
+        values.append(read(micro, hidden_states(model, micro)).float())
     out = torch.zeros(sum(map(len, batch.trained)))
     for indices, value in zip(groups, values, strict=True):
         out[flat_indices(batch.lengths, indices)] = value.cpu()

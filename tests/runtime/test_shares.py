@@ -25,6 +25,7 @@ from jigsawrl.runtime.shares import (
     Gpu,
     Gpus,
     NoGpu,
+    Sharer,
     Shares,
     divided,
     shares_here,
@@ -84,27 +85,39 @@ def test_shares_of_more_than_a_whole_worker_overlap_as_little_as_they_must():
 
 
 def test_a_worker_with_nobody_on_it_is_not_divided():
-    assert divided(SIXTEEN, []) == Cores([(0, 1)], {}).parts(0, [], []) == []
-    assert Gpus([H200], {}).parts(0, [], []) == []
+    assert divided(SIXTEEN, []) == Cores([(0, 1)], {}).parts(0, []) == []
+    assert Gpus([H200], {}).parts(0, []) == []
 
 
 def test_on_a_cpu_those_on_a_worker_get_cores_of_their_own_while_there_are_enough():
     cores = Cores([(0, 1, 2, 3), (4,)], {})
-    assert cores.parts(0, [0.5, 0.25, 0.25], [True, False, True]) == [(0, 1), (2,), (3,)]
-    assert cores.parts(1, [0.5, 0.5], [True, True]) == [(4,), (4,)]
+    assert cores.parts(0, [Sharer(0.5, rollout=True), Sharer(0.25), Sharer(0.25, rollout=True)]) == [
+        (0, 1),
+        (2,),
+        (3,),
+    ]
+    assert cores.parts(1, [Sharer(0.5, rollout=True)] * 2) == [(4,), (4,)]
     assert (cores.device(1), cores.threads((0, 1))) == ("cpu", 2)
 
 
 def test_on_a_gpu_a_training_keeps_to_its_part_and_rollouts_have_all_of_it():
     gpus = Gpus([H200], {})
-    parts = gpus.parts(0, [0.125, 0.625, 0.25], [True, False, True])
+    parts = gpus.parts(0, [Sharer(0.125, rollout=True), Sharer(0.625), Sharer(0.25, rollout=True)])
     assert parts == [SIXTEEN, SIXTEEN[6:], SIXTEEN]
 
 
 def test_equal_shares_of_a_gpu_are_left_to_the_gpu():
     gpus = Gpus([H200], {})
-    assert gpus.parts(0, [0.25] * 4, [False] * 4) == [SIXTEEN] * 4
-    assert gpus.parts(0, [1.0], [False]) == [SIXTEEN]
+    assert gpus.parts(0, [Sharer(0.25)] * 4) == [SIXTEEN] * 4
+    assert gpus.parts(0, [Sharer(1.0)]) == [SIXTEEN]
+
+
+def test_shares_of_those_who_wait_do_not_count():
+    gpus = Gpus([H200], {})
+    waits = Sharer(0.25, rollout=True, works=False)
+    assert gpus.parts(0, [waits, Sharer(0.5), Sharer(0.5, rollout=True)]) == [SIXTEEN] * 3
+    assert gpus.parts(0, [waits, Sharer(0.75), Sharer(0.25, rollout=True)]) == [SIXTEEN, SIXTEEN[4:], SIXTEEN]
+    assert gpus.parts(0, [Sharer(0.75, works=False), Sharer(0.25)]) == [SIXTEEN] * 2
 
 
 # What a run says of it
@@ -140,7 +153,7 @@ def test_a_run_says_in_one_sentence_what_a_share_is(shares: Shares, sentence):
 
 def test_without_mps_everybody_has_the_whole_gpu_in_his_turn():
     gpus = Gpus([H200], {}, without_mps="none here")
-    assert gpus.parts(0, [0.25, 0.75], [False, False]) == [(0,), (0,)]
+    assert gpus.parts(0, [Sharer(0.25), Sharer(0.75)]) == [(0,), (0,)]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +205,29 @@ def test_an_actor_follows_its_note_and_only_moves_when_that_changes(tmp_path):
         gpus.give(part, 0, note)
         follow()
     assert moves.log == [(0, 1), (4, 5, 6), SIXTEEN]
+
+
+def test_a_training_moves_between_micro_batches_where_its_part_is_much_larger_or_smaller(tmp_path):
+    gpus, note = Gpus([H200], {}), tmp_path / "share"
+    follow = Follower(note, 0)
+    moves = Moves()
+    follow.parts = moves  # type: ignore[assignment]
+    parts = (
+        SIXTEEN[:12],
+        SIXTEEN[:10],
+        SIXTEEN[:8],
+        SIXTEEN[:6],
+        SIXTEEN[:11],
+        SIXTEEN[:13],
+        SIXTEEN[2:15],
+        SIXTEEN,
+    )
+    for part in parts:
+        gpus.give(part, 0, note)
+        follow.where_it_pays()
+    assert moves.log == [SIXTEEN[:10], SIXTEEN[:6], SIXTEEN[:11]]
+    follow()
+    assert moves.log[-1] == SIXTEEN
 
 
 def test_a_note_that_was_written_before_the_actor_came_is_followed(tmp_path):
@@ -285,7 +321,7 @@ def test_a_gpu_is_divided_under_a_daemon_that_ends_with_the_run(control, an_h200
     with shares_here(1, "cuda") as shares:
         assert "in steps of 8 SMs, under MPS" in shares.describe()
         assert Path(shares.environment["CUDA_MPS_PIPE_DIRECTORY"]).is_dir()
-        assert shares.parts(0, [0.25, 0.75], [False, False]) == [SIXTEEN[:4], SIXTEEN[4:]]
+        assert shares.parts(0, [Sharer(0.25), Sharer(0.75)]) == [SIXTEEN[:4], SIXTEEN[4:]]
     assert list(control.iterdir()) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -60,6 +61,27 @@ def test_the_gradient_of_a_batch_is_exact_however_it_is_cut(lengths, budget, che
     cut = gradients(model, batch, budget)
     for name, gradient in whole.items():
         torch.testing.assert_close(cut[name], gradient, atol=1e-12, rtol=1e-10)
+
+
+def test_between_micro_batches_somebody_else_has_a_say_and_no_graph_of_the_last_one_is_left():
+    """A GPU's training may be moved to other processors there; what is left of a graph would stay on the old ones."""
+    model, batch = random_model(), make_batch([30, 40, 50, 60])
+    trainer = Trainer(model, OptimizerSettings(lr=1e-3), 60)
+    losses: list[weakref.ref[torch.Tensor]] = []
+    left: list[list[bool]] = []
+    objective = objective_of(model)
+
+    def watched(micro, hidden):
+        loss, metrics = objective(micro, hidden)
+        losses.append(weakref.ref(loss))
+        return loss, metrics
+
+    trainer.forward_backward(batch, watched, lambda: left.append([loss() is not None for loss in losses]))
+    assert left == [[], [False], [False, False], [False, False, False], [False] * 4][: len(losses)]
+    assert len(losses) == len(micro_batches([30, 40, 50, 60], 60)) > 2
+    calls: list[None] = []
+    evaluate(model, batch, 60, policy_logprobs(model, 1.0), lambda: calls.append(None))
+    assert len(calls) == len(losses)
 
 
 def test_packed_sequences_see_nothing_of_each_other():
