@@ -18,10 +18,11 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-# Those with processes of their own have the machine to themselves.
+# Those with processes of their own mostly wait for them, so two run at a time; those that measure run alone.
 pytest: $(VENV)/.dev
 	$(BIN)/pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m "slow and not alone" -n 2 --dist loadfile
+	$(BIN)/pytest -m alone
 
 # vLLM pins its own torch companions, so it lives in a venv of its own.
 test-vllm: .venv-vllm/.ready

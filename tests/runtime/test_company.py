@@ -187,6 +187,7 @@ def shared(folder: Path, out: str, policy: str, profile: Path | None = None) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_what_a_run_learned_of_sharing_is_saved_with_it_and_the_next_one_goes_on_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ def jigsaw(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_profile_is_measured_and_foresees_the_run(tmp_path: Path) -> None:
     (tmp_path / "sums.yaml").write_text(SUMS)
     (tmp_path / "mix.yaml").write_text("workers: 2\npipelines:\n  a: {run: sums.yaml, steps: 8}\n")
