@@ -417,6 +417,25 @@ def test_the_shape_of_a_run_follows_from_its_file(tmp_path: Path) -> None:
     assert 1 <= lengths.min() <= lengths.max() <= 30
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "asked"),
+    [
+        ("{}", False),
+        ("{kl_coef: 0.1}", False),
+        ("{epochs: 2}", True),
+        ("{minibatches: 2}", True),
+        ("{kl_coef: 0.1, kl_in: reward}", True),
+        ("{minibatches: 2, old_logprobs: engine}", False),
+    ],
+)
+def test_the_old_policy_is_planned_to_be_asked_where_it_will_be(
+    tmp_path: Path, algorithm: str, asked: bool
+) -> None:
+    """With one update a step the log-probs of its own pass are the old ones."""
+    (job,) = scene(tmp_path, f"task: {{kind: arithmetic}}\nalgorithm: {algorithm}\n").jobs
+    assert job.shape.old_logprobs is asked
+
+
 def test_a_model_folder_needs_only_its_config(tmp_path: Path) -> None:
     (tmp_path / "big").mkdir()
     config = {

@@ -190,6 +190,12 @@ class AlgorithmConfig(Settings):
     minibatches: Count = 1
     """Optimizer steps of one pass."""
 
+    @property
+    def evaluates_old_policy(self) -> bool:
+        """Whether old log-probs take a pass of their own: with one update a step, that update's gives them."""
+        in_reward = self.kl_coef > 0 and self.kl_in == "reward"
+        return self.old_logprobs == "recompute" and (self.epochs * self.minibatches > 1 or in_reward)
+
     @field_validator("aggregation", "clip_low", "clip_high", mode="before")
     @classmethod
     def _as_usual(cls, value: Any, info: ValidationInfo) -> Any:

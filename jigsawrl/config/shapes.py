@@ -40,7 +40,7 @@ def pipeline_shape(name: str, run: RunConfig, entry: PipelineConfig) -> Pipeline
         tp=entry.tp or 1,
         turns=task.max_turns if isinstance(task, CalculatorTask | TextArenaTask | EnvironmentTask) else 1,
         tool_seconds=_tool_seconds(run),
-        old_logprobs=algorithm.old_logprobs == "recompute",
+        old_logprobs=algorithm.evaluates_old_policy,
         reference=algorithm.kl_coef > 0,
         critic=algorithm.advantage == "gae",
         epochs=algorithm.epochs,

@@ -195,11 +195,9 @@ class Pipeline:
     def evaluate(self, batch: Batch, journal: Journal) -> None:
         """What the algorithm wants to know of the batch before the policy changes."""
         algorithm, values = self.algorithm, batch.values
-        updates = algorithm.epochs * algorithm.minibatches
-        kl_in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
         if algorithm.old_logprobs == "engine":
             values["old_logprobs"] = values["engine_logprobs"]
-        elif updates > 1 or kl_in_reward:  # otherwise the update's own forward pass gives them
+        elif algorithm.evaluates_old_policy:
             with journal.stage("old_log_prob", "logprob"):
                 values["old_logprobs"] = self.workers.evaluate("logprobs", batch)
         if algorithm.kl_coef > 0:
