@@ -7,8 +7,9 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from itertools import pairwise
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import cycle, pairwise
 from pathlib import Path
 
 import pytest
@@ -417,6 +418,45 @@ def test_an_engine_on_a_part_generates_what_it_generates_on_the_whole_gpu(tmp_pa
     write_note(tmp_path / "share", ())
     follow()
     assert moved == generated(None)
+
+
+@needs_gpu
+def test_a_training_that_is_moved_between_micro_batches_has_the_same_gradients(tmp_path):
+    from small_models import random_model
+
+    from jigsawrl.trainer.batch import Batch
+    from jigsawrl.trainer.logprobs import token_logprobs
+    from jigsawrl.trainer.optimizer import OptimizerSettings
+    from jigsawrl.trainer.trainer import Trainer, trained_tokens
+
+    model = random_model().to("cuda")
+    tokens = [torch.arange(30 + number) % 60 + 1 for number in range(24)]
+    batch = Batch(tokens, [torch.arange(1, len(each)) for each in tokens], {})
+    trainer = Trainer(model, OptimizerSettings(lr=1e-3), 100)
+    follow, parts = Follower(tmp_path / "share", 0), cycle([(0, 1), SIXTEEN[2:], (), (4, 5, 6, 7)])
+
+    def objective(micro: Batch, hidden: torch.Tensor):
+        targets = trained_tokens(micro).to(hidden.device)
+        logprobs, _ = token_logprobs(hidden, model.head, targets, 1.0, entropy_gradient=False)
+        return logprobs.sum(), {}
+
+    def move() -> None:
+        write_note(tmp_path / "share", next(parts))
+        follow.where_it_pays()
+
+    def gradients(between: Callable[[], None]) -> list[torch.Tensor]:
+        model.zero_grad()
+        trainer.forward_backward(batch, objective, between)
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    still = gradients(lambda: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch would say if it had to wait for a stream that was left
+        moved = gradients(move)
+    write_note(tmp_path / "share", ())
+    follow()
+    assert still
+    torch.testing.assert_close(moved, still, rtol=1e-4, atol=1e-5)
 
 
 @needs_gpu
