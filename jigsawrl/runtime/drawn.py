@@ -99,7 +99,12 @@ class Drawn:
         return now() - self.put > max(SOONEST_S, PART * (now() - self.began))
 
     def keep(self, running: Sequence[tuple[Request, SampleOutput]]) -> None:
-        """Puts what ended, and in the place of what was under way what is so now."""
+        """Puts what ended, and in the place of what was under way what is so now.
+
+        Engines speak from time to time, and their last word may be about an episode's turn before the one that is
+        asked for now.
+        """
+        running = [each for each in running if each[0].request_id == each[1].request_id]
         if self.waiting:
             self.store.put_bytes(self.ended, self.version, pickle.dumps(self.waiting), keep=MOST_VERSIONS)
             self.version += 1

@@ -74,6 +74,21 @@ def test_another_prompt_is_another_sample(store: Store) -> None:
     assert Drawn(store, "a").answered(asked([1, 3])) == ([], [asked([1, 3])])
 
 
+def test_what_was_said_of_an_episodes_turn_is_not_taken_for_its_next_one(store: Store) -> None:
+    """An engine's last word may be about a turn that has ended since; all turns have the sample's key."""
+    turns = [
+        Request(f"7/0/{turn}", prompt, PARAMS, asked([]).keys[:1])
+        for turn, prompt in enumerate(([1], [1, 5, 2]))
+    ]
+    under_way = SampleOutput("7/0/0", turns[0].keys[0], Generated([5], [-0.5], [3]), "abort")
+    before = Drawn(store, "a")
+    before.note(turns[0], SampleOutput("7/0/0", turns[0].keys[0], Generated([5], [-0.5], [3]), "stop"))
+    before.keep([(turns[1], under_way)])
+    after = Drawn(store, "a")
+    assert [each.generated.token_ids for each in after.answered(turns[0])[0]] == [[5]]
+    assert after.answered(turns[1]) == ([], [turns[1]])
+
+
 def test_nothing_stays_in_the_store_when_the_step_is_over(store: Store) -> None:
     request = asked([1])
     first = Drawn(store, "a")
