@@ -85,8 +85,8 @@ FOUR = {
     "gsm8k-large": Traced("1.5B", "gsm8k_qwen3-4b-instruct", prompts=16, steps=5, cached=0.25),
     "tools-large": Traced("1.5B", "gsm8k_qwen3-4b-instruct", prompts=4, steps=3, turns=3, latency=1.5),
 }
-"""With so many steps each takes about as long alone as the others (20 to 24 s with seed 0, by steps of 7.1, 11.8, 4.5
-and 6.7 s): what is compared is how they share, and not how one of them ends alone."""
+"""With so many steps each takes about as long alone as the others (20 to 24 s with seed 0, where a step took 7.1,
+11.8, 4.5 and 6.7 s): what is compared is how they share, and not how one of them ends alone."""
 EIGHT = {name: FOUR[name] for name in ("gsm8k-small", "math-small", "tools-large")} | {
     "gsm8k-small-2": Traced("0.5B", "gsm8k_qwen3-4b", prompts=8, steps=2),
     "gsm8k-small-3": Traced("0.5B", "gsm8k_qwen3-4b-instruct", prompts=16, steps=3, cached=0.25),
@@ -101,7 +101,7 @@ LORA = {
     )
     for number in range(1, 5)
 }
-"""Steps as in `gpu_lora.py`. Smaller micro-batches would keep the device waiting for the host."""
+"""Samples as in `gpu_lora.py`. Smaller micro-batches would keep the device waiting for the host."""
 ALL = FOUR | EIGHT | LORA
 TWO = ("gsm8k-small", "gsm8k-large")
 

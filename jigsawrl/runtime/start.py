@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,22 +36,29 @@ def start_actor(
 ) -> None:
     os.environ.update(environment or {})
     from jigsawrl.pipeline.actor_process import actor_main
-    from jigsawrl.runtime.shares import Follower
 
     show_as(f"actor{rank}:{config.name}")
-    follow = Follower(note, rank) if note is not None and device.startswith("cuda") else None
-    settle, between = (nothing, nothing) if follow is None else (follow, follow.where_it_pays)
-    actor_main(pipe, config, base, device, rank, world, meeting, settle, between, says_what_runs=True)
+    ways = following(note, device, rank)
+    actor_main(pipe, config, base, device, rank, world, meeting, *ways, says_what_runs=True)
 
 
 def start_shared_actor(control: Connection, place: Place, environment: Mapping[str, str], note: Path) -> None:
     os.environ.update(environment)
     from jigsawrl.runtime.shared_actor import shared_actor_main
-    from jigsawrl.runtime.shares import Follower
 
     show_as(f"actor{place.rank}:{place.base.name}")
-    settle = Follower(note, place.rank) if place.device.startswith("cuda") else nothing
+    settle, _ = following(note, place.device, place.rank)
     shared_actor_main(control, place, settle)
+
+
+def following(note: Path | None, device: str, worker: int) -> tuple[Callable[[], None], Callable[[], None]]:
+    """What an actor calls before each thing it does, and inside of those that take long, to be where it should."""
+    if note is None or not device.startswith("cuda"):
+        return nothing, nothing
+    from jigsawrl.runtime.shares import Follower
+
+    follow = Follower(note, worker)
+    return follow, follow.where_it_pays
 
 
 def nothing() -> None:

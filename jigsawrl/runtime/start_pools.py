@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jigsawrl.runtime.start import nothing, show_as
+from jigsawrl.runtime.start import following, show_as
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
@@ -48,11 +48,9 @@ def start_pool_actor(
     os.environ.update(environment)
     from jigsawrl.pipeline.actor_process import actor_main
     from jigsawrl.pipeline.pooled import RolloutActor, TrainingActor
-    from jigsawrl.runtime.shares import Follower
 
     show_as(f"actor{worker}:{config.name}")
-    follow = Follower(note, worker) if device.startswith("cuda") else None
-    settle, between = (nothing, nothing) if follow is None else (follow, follow.where_it_pays)
+    settle, between = following(note, device, worker)
     given = (pipe, config, base, device)
     if worker in homes.rollout:
         number = homes.rollout.index(worker)

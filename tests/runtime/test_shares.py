@@ -32,6 +32,7 @@ from jigsawrl.runtime.shares import (
     shares_here,
     write_note,
 )
+from jigsawrl.runtime.start import following, nothing
 
 SIXTEEN = tuple(range(16))
 H200 = Gpu("NVIDIA H200", sms=132, memory=139 << 30, units=16, ratio=3.9)
@@ -229,6 +230,15 @@ def test_a_training_moves_between_micro_batches_where_its_part_is_much_larger_or
     assert moves.log == [SIXTEEN[:10], SIXTEEN[:6], SIXTEEN[:11]]
     follow()
     assert moves.log[-1] == SIXTEEN
+
+
+def test_on_a_gpu_an_actor_follows_its_note_and_elsewhere_it_is_left_alone(tmp_path):
+    settle, between = following(tmp_path / "share", "cuda:1", 1)
+    assert isinstance(settle, Follower)
+    assert (settle.device, between) == (1, settle.where_it_pays)
+    for note, device in ((None, "cuda:1"), (tmp_path / "other", "cpu")):
+        assert following(note, device, 1) == (nothing, nothing)
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_note_that_was_written_before_the_actor_came_is_followed(tmp_path):
