@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Hashable
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from jigsawrl.model.transformer import Transformer
+
+
+NON_BLOCKING = 1
+"""A stream that waits for nothing that the default stream does."""
 
 
 class Graphs:
@@ -49,7 +55,7 @@ class Graphs:
         self, launch: Callable[[], Any], stream: torch.cuda.Stream
     ) -> tuple[torch.cuda.CUDAGraph, Any]:
         # The default stream cannot be captured; a graph keeps to the processors of the stream it is captured on.
-        aside = torch.cuda.Stream() if stream == torch.cuda.default_stream() else stream
+        aside = self.aside if stream == torch.cuda.default_stream() else stream
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(aside):
@@ -59,3 +65,13 @@ class Graphs:
             finally:
                 graph.capture_end()
         return graph, results
+
+    @cached_property
+    def aside(self) -> torch.cuda.Stream:
+        """Nobody else's: torch gives the streams of its pool away again, and whatever another thread launched on one
+        while it is captured would become a part of the graph."""
+        handle = ctypes.c_void_p()
+        made = ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(handle), NON_BLOCKING)
+        if made or handle.value is None:
+            raise RuntimeError(f"no stream to capture graphs on: cuStreamCreate answered {made}")
+        return torch.cuda.ExternalStream(handle.value, torch.cuda.current_device())
