@@ -30,7 +30,9 @@ ALONE = 128, 5, 1
 """Of a part that has a processor to itself: tokens a round, rounds in flight, rounds fetched ahead."""
 STREAMED, STREAMED_MOST = (128, 2), 300
 """Of such a part of at most so many tokens: tokens a round, and rounds in a ring where heads are 128 wide; longer
-parts were measured to be faster the other way."""
+parts were measured to be faster the other way, or as two halves beside each other."""
+HALVES = 64, 3
+"""Likewise of such halves, where heads are 128 wide: two rings fit into a processor."""
 IN_TURNS = 64, 7, 0
 """Of parts that have one in turns."""
 
@@ -62,8 +64,13 @@ def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int, st
         if programs > SLACK * processors:
             two = programs <= 2 * SLACK * processors
             return Cut(64, splits, *(beside if splits > 1 else IN_TURNS if two else many))
-        crowded = 2 * programs > processors and lengths.max() < SHORT * splits
-        return Cut(64, splits, *(beside if crowded else _alone(lengths.max() / splits, spec, streams)))
+        if 2 * programs > processors and lengths.max() < SHORT * splits:
+            return Cut(64, splits, *beside)
+        tokens = lengths.max() / splits
+        room = streams and wide and programs <= processors and 2 * splits <= most
+        if room and STREAMED_MOST < tokens <= 2 * STREAMED_MOST:
+            return Cut(64, 2 * splits, *HALVES, streamed=True)
+        return Cut(64, splits, *_alone(tokens, spec, streams))
     places = processors // spec.kv_heads
     part = _part_at_once(lengths, places)
     if _parts(lengths, part) <= places and part <= max(LONG, 1.5 * fair):
