@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 from functools import cache
 from itertools import pairwise
 
@@ -31,6 +32,7 @@ from jigsawrl.engine.cuda.chunks import FEW as FEW_TOKENS
 from jigsawrl.engine.cuda.chunks import ChunkAttention
 from jigsawrl.engine.cuda.cuts import Cut
 from jigsawrl.engine.cuda.decoder import LADDER
+from jigsawrl.engine.cuda.graphs import Graphs
 from jigsawrl.engine.cuda.linear import Scratch, linear
 from jigsawrl.engine.cuda.prefill import LADDER as PREFILL_LADDER
 from jigsawrl.engine.cuda.prefill import Chunks, packed
@@ -353,6 +355,7 @@ KINDS = [
         Cut(512, 8, 128, 5, 1),
         Cut(64, 1, 128, 3, 0, streamed=True),
         Cut(64, 4, 128, 2, 0, streamed=True),
+        Cut(64, 4, 64, 3, 0, streamed=True),
         Cut(256, 16, 64, 4, 0, streamed=True),
     ],
     ids=str,
@@ -726,6 +729,29 @@ def test_an_engine_with_adapters_follows_their_training():
     engine.sleep(1)
     engine.wake_up()
     check_logprobs(in_float32(model), requests, engine.generate(requests))
+
+
+def test_what_other_threads_do_on_any_stream_becomes_no_part_of_a_graph():
+    ours, theirs = torch.zeros(1, device=CUDA), torch.zeros(1, device=CUDA)
+    pool = [torch.cuda.Stream() for _ in range(64)]  # all that torch has, twice
+
+    def train() -> None:
+        for stream in pool:
+            with torch.cuda.stream(stream):
+                theirs.add_(1)
+                stream.synchronize()
+
+    def launch() -> None:
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+        ours.add_(1)
+
+    graphs = Graphs(cuda_model("llama", vocab_size=61, **KINDS[2][1]))
+    for _ in range(4):  # runs, is captured and replayed, is replayed, and again
+        graphs.run("step", launch)
+    torch.cuda.synchronize()
+    assert (ours.item(), theirs.item()) == (4, 128)
 
 
 def test_deterministic_mode_and_unknown_models_take_the_present_path():
