@@ -11,7 +11,6 @@ import torch
 
 from jigsawrl.model.transformer import Transformer
 
-
 NON_BLOCKING = 1
 """A stream that waits for nothing that the default stream does."""
 
