@@ -137,7 +137,7 @@ def roll_out_a_little(actor: Actor, samples: int) -> None:
 
 def train_a_little(actor: Actor) -> None:
     """With weights of zero nothing changes."""
-    lengths = [actor.config.trainer.micro_batch_tokens // part for part in (1, 2, 4, 8, 16, 32, 64)]
+    lengths = [actor.micro_batch_tokens // part for part in (1, 2, 4, 8, 16, 32, 64)]
     tokens = [torch.arange(length) % 499 + 2 for length in lengths]
     trained = [torch.arange(1, length) for length in lengths]
     flat = torch.zeros(sum(map(len, trained)))

@@ -225,8 +225,8 @@ class TrainerConfig(Settings):
     """Course of the learning rate after the warm-up, down to zero at the last step."""
     warmup_steps: Whole = 0
     """Steps in which the learning rate rises from zero."""
-    micro_batch_tokens: Count = 4096
-    """Tokens of one forward-backward pass; the gradient does not depend on it."""
+    micro_batch_tokens: Count | None = None
+    """Tokens of one forward-backward pass, on which the gradient does not depend; null: 4096, on large GPUs more."""
 
 
 class CheckpointConfig(Settings):

@@ -50,9 +50,8 @@ def pipeline_shape(name: str, run: RunConfig, entry: PipelineConfig) -> Pipeline
         arrival=entry.arrival,
         cache_tokens=rollout.kv_cache_tokens,
         trained=trained_parameters(run.model),
-        micro_batch_tokens=max(
-            run.trainer.micro_batch_tokens, rollout.max_prompt_tokens + rollout.max_tokens
-        ),
+        micro_batch_tokens=run.trainer.micro_batch_tokens,
+        longest=rollout.max_prompt_tokens + rollout.max_tokens,
         recomputed=run.model.gradient_checkpointing,
         base=shared_base(run),
     )

@@ -10,6 +10,8 @@ from jigsawrl.errors import JigsawError
 GIB = 2**30
 CPU = "cpu"
 """The name of a worker that is a set of cores."""
+DEVICE_PART = 0.9
+"""Of a GPU's memory that pipelines may fill; the rest goes to contexts, workspaces, and gaps."""
 
 
 @dataclass(frozen=True, slots=True)

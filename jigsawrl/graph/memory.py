@@ -19,6 +19,11 @@ LOGITS = 2 << 30
 """Bytes of the logits that our kernels hold at a time, and of what is summed from them."""
 KV_SHARE = 0.2
 """Most of a worker's memory that one engine's cache takes."""
+FEWEST_TOKENS, MOST_TOKENS = 4096, 16_384
+"""Of one pass of a training where nobody says how many. Few keep a GPU waiting for its host: an H200 trains 0.5B on
+92,000 tokens a second in passes of 8,192 and on 119,000 in passes of 32,768 (`gpu_train.py`)."""
+AT_ONCE_SHARE = 1 / 6
+"""Most of a GPU's memory that activations of so many tokens take, beyond the fewest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,20 @@ class Memory:
         return self.training - (self.awake - self.host)
 
 
+def activation_bytes(layers: int, hidden: int, kept: bool) -> float:
+    """Of a token while it is trained on."""
+    return hidden * ((ACTIVATIONS_KEPT if kept else ACTIVATIONS_PER_LAYER) * layers + ACTIVATIONS_NOW)
+
+
+def tokens_at_once(layers: int, hidden: int, kept: bool, gpu_bytes: float | None) -> int:
+    """Tokens of one pass of a training, where a run file names none: a power of two. None: it is not on a GPU."""
+    tokens = FEWEST_TOKENS
+    room = 0.0 if gpu_bytes is None else AT_ONCE_SHARE * gpu_bytes
+    while tokens < MOST_TOKENS and 2 * tokens * activation_bytes(layers, hidden, kept) <= room:
+        tokens *= 2
+    return tokens
+
+
 def memory(
     model: ModelShape,
     *,
@@ -50,19 +69,24 @@ def memory(
     trained: float | None = None,
     whole: bool = False,
     by_kernels: bool = False,
-    micro_batch_tokens: int = 8192,
+    micro_batch_tokens: int | None = 8192,
+    longest: int = 0,
     recomputed: bool = True,
 ) -> Memory:
     """Of engines that span `tp` workers with `sequences` of up to `tokens` each, and training over `workers`.
 
     `cache_tokens` are all that an engine keeps of them, where that is told. `trained` parameters are adapters', or
     else all of the model's. `whole`: each worker has all of the training state and the cache, all the time.
-    `by_kernels`: it trains by those for GPUs, and activations are recomputed or kept.
+    `by_kernels`: it trains by those for GPUs, and activations are recomputed or kept. A pass of it has the tokens of
+    a micro-batch, as many as `tokens_at_once` says if that is None, and of one sequence at least.
     """
     cached = sequences * tokens if cache_tokens is None else min(sequences * tokens, cache_tokens)
     cache = min(cached * model.kv_bytes_per_token / tp, KV_SHARE * device_bytes)
-    kept = ACTIVATIONS_KEPT if whole and by_kernels and not recomputed else ACTIVATIONS_PER_LAYER
-    activations = float(micro_batch_tokens * model.hidden * (kept * model.layers + ACTIVATIONS_NOW))
+    kept = whole and by_kernels and not recomputed
+    at_once = micro_batch_tokens or tokens_at_once(
+        model.layers, model.hidden, not recomputed, device_bytes if by_kernels else None
+    )
+    activations = max(at_once, longest) * activation_bytes(model.layers, model.hidden, kept)
     parameters = model.parameters if trained is None else trained
     state = parameters * (model.bytes_per_parameter + GRADIENT_BYTES + OPTIMIZER_BYTES)
     state += model.weight_bytes if trained is not None else 0.0

@@ -176,6 +176,7 @@ class Outlook:
             whole=shape.whole,
             by_kernels=self.hardware.name != CPU,
             micro_batch_tokens=shape.micro_batch_tokens,
+            longest=shape.longest,
             recomputed=shape.recomputed,
         )
 

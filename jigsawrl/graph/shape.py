@@ -65,8 +65,10 @@ class PipelineShape:
     """That an engine's cache holds, where it is told; else all its sequences may be there at their longest."""
     trained: float | None = None
     """Parameters that are trained, where those are not the model's but adapters'."""
-    micro_batch_tokens: int = 8192
-    """Of one pass of the training."""
+    micro_batch_tokens: int | None = 8192
+    """Of one pass of the training; None: as many as suit the device."""
+    longest: int = 0
+    """Tokens of a sequence, which are trained on in one pass."""
     recomputed: bool = True
     """Whether activations are computed again on the way back; else they are kept."""
     base: str = ""

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.graph.hardware import DEVICE_PART
+from jigsawrl.graph.memory import tokens_at_once
 from jigsawrl.model.folder import export_adapter, export_model, load_adapter, load_model
 from jigsawrl.model.lora import without_lora
 from jigsawrl.model.transformer import Transformer
@@ -43,12 +45,20 @@ class Actor(Generating):
         self.reference = self._reference()
         updates = config.steps * config.algorithm.epochs * config.algorithm.minibatches
         settings = optimizer_settings(config, config.trainer.lr, updates)
-        self.trainer = Trainer(self.model, settings, config.trainer.micro_batch_tokens)
+        self.micro_batch_tokens = config.trainer.micro_batch_tokens or self._tokens_at_once()
+        self.trainer = Trainer(self.model, settings, self.micro_batch_tokens)
         self.critic, self.critic_trainer = self._critic(updates)
         self.engine, self.room = self._engine()
         self.residency = self._residency()
 
     # What is set up once
+
+    def _tokens_at_once(self) -> int:
+        spec, gpu = self.model.spec, None
+        if self.device.type == "cuda":
+            gpu = DEVICE_PART * torch.cuda.get_device_properties(self.device).total_memory
+        kept = not self.config.model.gradient_checkpointing
+        return tokens_at_once(spec.layers, spec.hidden_size, kept, gpu)
 
     def _reference(self) -> Transformer | None:
         """A frozen copy of the start; with adapters the base without them is one already."""
@@ -66,8 +76,7 @@ class Actor(Generating):
         critic = Critic(load_model(self.base, self.dtype, self.device))
         critic.transformer.gradient_checkpointing = self.config.model.gradient_checkpointing
         settings = optimizer_settings(self.config, self.config.algorithm.critic_lr, updates)
-        budget = self.config.trainer.micro_batch_tokens
-        return critic, Trainer(critic.transformer, settings, budget, critic)
+        return critic, Trainer(critic.transformer, settings, self.micro_batch_tokens, critic)
 
     def _residency(self) -> Residency:
         modules: dict[str, nn.Module] = {"policy": self.model}
@@ -98,7 +107,7 @@ class Actor(Generating):
         return self._evaluate(self.critic.transformer, batch, self.critic.read)
 
     def _evaluate(self, model: Transformer, batch: Batch, read: Callable[[Batch, Tensor], Tensor]) -> Tensor:
-        return evaluate(model, batch, self.config.trainer.micro_batch_tokens, read, self.between)
+        return evaluate(model, batch, self.micro_batch_tokens, read, self.between)
 
     @property
     def _temperature(self) -> float:

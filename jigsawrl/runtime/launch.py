@@ -19,10 +19,12 @@ from jigsawrl.config.pipelines import Mix, PipelinesConfig, checked_mix, is_prof
 from jigsawrl.config.runfile import read_run_file, validated
 from jigsawrl.config.runfolder import RESOLVED, check_mix_folder
 from jigsawrl.config.settings import RunConfig
+from jigsawrl.config.shapes import model_shape
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.fits import refuse_what_cannot_fit
-from jigsawrl.graph.hardware import Hardware
+from jigsawrl.graph.hardware import CPU, Hardware
 from jigsawrl.graph.interference import table_of
+from jigsawrl.graph.memory import tokens_at_once
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.graph.profile import Profile, Workload, load_profile, table_on, write_profile
 from jigsawrl.model.cpu import make_bfloat16_safe
@@ -300,10 +302,22 @@ def known_before(profile: str) -> Profile | None:
 def member_of(
     mix: Mix, name: str, config: RunConfig, out: Path, worker: Hardware, known: Workload | None
 ) -> Member:
-    entry = mix.config.pipelines[name]
+    entry, config = mix.config.pipelines[name], with_tokens_at_once(config, worker)
     outlook = first_outlook(name, config, entry, worker, mix.config.workers, known)
     pools = mix.config.pools
     return Member(name, config, out / name, outlook, entry.arrival, pools.homes(entry) if pools else None)
+
+
+def with_tokens_at_once(config: RunConfig, worker: Hardware) -> RunConfig:
+    """As many to train on as suit the worker, where the run file names none: actors do what was planned."""
+    if config.trainer.micro_batch_tokens is not None:
+        return config
+    model = model_shape(config.model)
+    kept, gpu = not config.model.gradient_checkpointing, None if worker.name == CPU else worker.device_bytes
+    tokens = tokens_at_once(model.layers, model.hidden, kept, gpu)
+    return config.model_copy(
+        update={"trainer": config.trainer.model_copy(update={"micro_batch_tokens": tokens})}
+    )
 
 
 def save_what_was_learned(mind: Mind, worker: Hardware, out: Path) -> None:

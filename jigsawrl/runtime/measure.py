@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.graph.hardware import DEVICE_PART
 from jigsawrl.graph.interference import LEVELS, Interference, Signature
 from jigsawrl.graph.measured import ALL, Side, crowds, sizes, table_from
 from jigsawrl.graph.profile import load_profile, write_profile
 from jigsawrl.pipeline.base import base_folder
 from jigsawrl.runtime.family import fork_server
 from jigsawrl.runtime.launch import kind_of, own_config, wanted_device
-from jigsawrl.runtime.shares import DEVICE_PART, Gpus, Units, divided, shares_here
+from jigsawrl.runtime.shares import Gpus, Units, divided, shares_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.cpu import cpu_worker
-from jigsawrl.graph.hardware import HARDWARE, Hardware
+from jigsawrl.graph.hardware import DEVICE_PART, HARDWARE, Hardware
 from jigsawrl.runtime.cores import part_of, pin, split_cores
 from jigsawrl.runtime.family import fork_server
 from jigsawrl.runtime.mps import Mps, NoMps
@@ -40,8 +40,6 @@ Units = tuple[int, ...]
 """Of one worker, by their numbers."""
 WHOLE: Units = (0,)
 """The only unit of a GPU that cannot be divided."""
-DEVICE_PART = 0.9
-"""Of a GPU's memory that pipelines may fill; the rest goes to contexts, workspaces, and gaps."""
 ROUNDING = 1e-9
 """By so much the sum of shares that make up a worker may differ from 1."""
 PATIENCE_S = 120.0

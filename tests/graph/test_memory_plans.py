@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jigsawrl.config.settings import LoraConfig, ModelConfig, TinyConfig
 from jigsawrl.config.shapes import spec_of, trained_parameters
@@ -17,7 +19,15 @@ from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.gpu import gpu_costs
 from jigsawrl.graph.hardware import HARDWARE
 from jigsawrl.graph.known_models import dense
-from jigsawrl.graph.memory import Memory, memory
+from jigsawrl.graph.memory import (
+    AT_ONCE_SHARE,
+    FEWEST_TOKENS,
+    MOST_TOKENS,
+    Memory,
+    activation_bytes,
+    memory,
+    tokens_at_once,
+)
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.graph.shape import ModelShape, PipelineShape
 from jigsawrl.model.lora import TARGETS, add_lora
@@ -124,3 +134,41 @@ def test_a_training_that_is_too_large_is_refused_with_what_would_help(recomputed
     with pytest.raises(JigsawError, match=r"big: training needs \d+ GB on each of 1 workers") as refused:
         refuse_what_cannot_fit([outlook], worker, 1)
     assert str(refused.value).endswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "kept", "gigabytes", "tokens"),
+    [
+        (24, 896, True, None, 4096),  # on cores
+        (24, 896, True, 24, 4096),
+        (24, 896, True, 140, 16_384),
+        (28, 1536, True, 140, 8192),
+        (28, 1536, False, 140, 16_384),
+        (28, 3584, True, 80, 4096),
+    ],
+)
+def test_a_gpu_trains_on_more_tokens_at_once_where_their_activations_are_a_small_part_of_its_memory(
+    layers: int, hidden: int, kept: bool, gigabytes: float | None, tokens: int
+) -> None:
+    assert tokens_at_once(layers, hidden, kept, gigabytes and 1e9 * gigabytes) == tokens
+
+
+@given(st.integers(1, 80), st.integers(64, 8192), st.booleans(), st.floats(1, 300))
+def test_more_memory_never_means_fewer_tokens_at_once_and_beyond_the_fewest_they_fit(
+    layers: int, hidden: int, kept: bool, gigabytes: float
+) -> None:
+    few, many = (tokens_at_once(layers, hidden, kept, factor * 1e9 * gigabytes) for factor in (1, 2))
+    assert FEWEST_TOKENS <= few <= many <= MOST_TOKENS
+    if few > FEWEST_TOKENS:
+        assert few * activation_bytes(layers, hidden, kept) <= AT_ONCE_SHARE * 1e9 * gigabytes
+
+
+def test_plans_count_the_tokens_that_suit_the_device_and_one_sequence_at_least() -> None:
+    model = ModelShape("1.5B", 1.5e9, 28, 1536, 2, 128)
+
+    def training(**more: Any) -> float:
+        return of_an_actor(model, by_kernels=True, recomputed=False, **more).training
+
+    assert training(micro_batch_tokens=None) == training(micro_batch_tokens=8192)
+    assert training(micro_batch_tokens=None, longest=10_000) == training(micro_batch_tokens=10_000)
+    assert training(micro_batch_tokens=4096, longest=100) == training(micro_batch_tokens=4096)

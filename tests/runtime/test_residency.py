@@ -13,6 +13,7 @@ from mixes import CALC, STEPS, SUMS, Results, events, result, run_here, write_mi
 from jigsawrl.config.pipelines import load_mix
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.cpu import cpu_worker
+from jigsawrl.graph.hardware import HARDWARE
 from jigsawrl.runtime.launch import member_of, own_config
 from jigsawrl.runtime.memory import Memory
 from jigsawrl.runtime.replay import replayed
@@ -54,6 +55,17 @@ def write_tight_mix(folder: Path, policy: str, spare: float) -> Path:
     limit = needed + spare * min(size.host for size in sizes)
     file.write_text(json.dumps({**json.loads(file.read_text()), "memory": limit / 1e9}))
     return file
+
+
+def test_actors_train_on_as_many_tokens_at_once_as_were_planned_with(tmp_path):
+    mix = load_mix(write_mix(tmp_path, "jigsaw", a=SUMS))
+    told = {
+        name: member_of(mix, "a", own_config(mix, "a", "cpu"), tmp_path, worker, None)
+        for name, worker in (("cores", cpu_worker(1, 2)), ("gpu", HARDWARE["h200"]))
+    }
+    tokens = {name: member.config.trainer.micro_batch_tokens for name, member in told.items()}
+    assert tokens == {"cores": 4096, "gpu": 16_384}
+    assert tokens == {name: member.outlook.shape.micro_batch_tokens for name, member in told.items()}
 
 
 @pytest.mark.slow
