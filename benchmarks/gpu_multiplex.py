@@ -188,7 +188,7 @@ def run_file(each: Traced, folder: Path, seed: int, longest: int, part: float, d
         "seed": seed,
         "steps": max(1, round(part * each.steps)),
         "device": device,
-        "model": {"path": str(folder / each.shape), "gradient_checkpointing": not trained, **trained},
+        "model": {"path": str(folder / each.shape), **trained},
         "task": task,
         "rollout": {
             "prompts_per_step": each.prompts,
