@@ -22,8 +22,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +76,14 @@ class Traced:
     samples: int = 8
     rank: int = 0
     """Of LoRA adapters; 0: all weights are trained."""
-    micro_batch_tokens: int = 8192
+    micro_batch_tokens: int | None = None
+    """None: as many as suit the GPU."""
+    recomputed: bool = False
+    """Whether activations are computed again on the way back, for want of memory."""
 
 
+Pipelines = Mapping[str, Traced]
+"""By name."""
 FOUR = {
     "gsm8k-small": Traced("0.5B", "gsm8k_qwen3-0.6b", prompts=8, steps=3),
     "math-small": Traced("0.5B", "math_qwen3-0.6b", prompts=4, steps=2, cached=1.0),
@@ -87,14 +92,18 @@ FOUR = {
 }
 """With so many steps each takes about as long alone as the others (20 to 24 s with seed 0, where a step took 7.1,
 11.8, 4.5 and 6.7 s): what is compared is how they share, and not how one of them ends alone."""
-EIGHT = {name: FOUR[name] for name in ("gsm8k-small", "math-small", "tools-large")} | {
+OTHERS = {
     "gsm8k-small-2": Traced("0.5B", "gsm8k_qwen3-4b", prompts=8, steps=2),
     "gsm8k-small-3": Traced("0.5B", "gsm8k_qwen3-4b-instruct", prompts=16, steps=3, cached=0.25),
     "math-small-2": Traced("0.5B", "math_qwen3-4b-instruct", prompts=8, steps=1),
     "math-small-3": Traced("0.5B", "math_llama3.1-8b", prompts=16, steps=2, cached=0.25),
     "tools-small": Traced("0.5B", "gsm8k_qwen3-0.6b", prompts=4, steps=2, turns=3, latency=1.5),
 }
-"""What fits into the memory of one H200."""
+TWO = {name: FOUR[name] for name in ("gsm8k-small", "gsm8k-large")}
+EIGHT = {
+    name: replace(each, recomputed=True) for name, each in (FOUR | OTHERS).items() if name != "gsm8k-large"
+}
+"""What fits into the memory of one H200: beside the state of eight there is little left to train with."""
 LORA = {
     f"lora-{number}": Traced(
         "1.5B", "gsm8k_qwen3-4b-instruct", prompts=8, steps=4, rank=16, micro_batch_tokens=16_384
@@ -102,8 +111,6 @@ LORA = {
     for number in range(1, 5)
 }
 """Samples as in `gpu_lora.py`. Smaller micro-batches would keep the device waiting for the host."""
-ALL = FOUR | EIGHT | LORA
-TWO = ("gsm8k-small", "gsm8k-large")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,29 +130,31 @@ class Run:
 
 
 class Bench:
-    """Models and run files in a folder."""
+    """Models in a folder, and runs of pipelines that have them."""
 
     def __init__(
-        self, folder: Path, names: set[str], seed: int, tiny: bool, part: float, longest: int, device: str
+        self, folder: Path, shapes: set[str], seed: int, tiny: bool, part: float, longest: int, device: str
     ) -> None:
-        self.folder = folder
+        self.folder, self.seed, self.part = folder, seed, part
+        self.longest, self.device = longest, device
         self.count = 0
-        for shape in sorted({ALL[name].shape for name in names}):
+        for shape in sorted(shapes):
             say(f"writing a random model of {'a few' if tiny else shape} parameters")
             write_model(folder / shape, shape, tiny, seed)
-        for name in names:
-            content = run_file(ALL[name], folder, seed, longest, part, device)
-            (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
         rows = [{"prompt": words(90 + number % 60, number)} for number in range(512)]
         (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def run(
-        self, names: Sequence[str], policy: str, profile: Path | None = None, steps: int | None = None
+        self, pipelines: Pipelines, policy: str, profile: Path | None = None, steps: int | None = None
     ) -> Run:
         """With as many steps as each has, if not told."""
         self.count += 1
         out = self.folder / f"{self.count}-{policy}"
-        entries = {name: {"run": f"{name}.yaml", "steps": steps} for name in names}
+        entries: dict[str, dict[str, Any]] = {}
+        for name, each in pipelines.items():
+            content = run_file(each, self.folder, self.seed, self.longest, self.part, self.device)
+            (self.folder / f"{self.count}-{name}.yaml").write_text(yaml.safe_dump(content))
+            entries[name] = {"run": f"{self.count}-{name}.yaml", "steps": steps}
         mix: dict[str, Any] = {"workers": 1, "policy": policy, "pipelines": entries}
         if profile is not None:
             mix["profile"] = str(profile)
@@ -162,12 +171,12 @@ class Bench:
                 raise RuntimeError("lengths were not those of a trace: nobody imported traced.py")
         phases = [json.loads(line) for line in (out / "events.jsonl").open() if '"phase"' in line]
         phases = [each for each in phases if each["event"] == "phase"]
-        began = {name: min(p["t0"] for p in phases if p["pipeline"] == name) for name in names}
-        ended = {name: max(p["t1"] for p in phases if p["pipeline"] == name) for name in names}
+        began = {name: min(p["t0"] for p in phases if p["pipeline"] == name) for name in pipelines}
+        ended = {name: max(p["t1"] for p in phases if p["pipeline"] == name) for name in pipelines}
         seconds = max(ended.values()) - min(began.values())
         tokens = sum(summarize(each.out / METRICS_FILE).tokens for each in outcome.pipelines)
-        each = {name: ended[name] - began[name] for name in names}
-        return Run(seconds, tokens, each, took - seconds, out)
+        spans = {name: ended[name] - began[name] for name in pipelines}
+        return Run(seconds, tokens, spans, took - seconds, out)
 
 
 def run_file(each: Traced, folder: Path, seed: int, longest: int, part: float, device: str) -> dict[str, Any]:
@@ -188,7 +197,7 @@ def run_file(each: Traced, folder: Path, seed: int, longest: int, part: float, d
         "seed": seed,
         "steps": max(1, round(part * each.steps)),
         "device": device,
-        "model": {"path": str(folder / each.shape), **trained},
+        "model": {"path": str(folder / each.shape), "gradient_checkpointing": each.recomputed, **trained},
         "task": task,
         "rollout": {
             "prompts_per_step": each.prompts,
@@ -275,36 +284,35 @@ def main() -> int:
     preload_traced()
     part, longest = options.part * (0.4 if options.quick else 1.0), 48 if options.tiny else options.longest
     with clean_stdout() as console, tempfile.TemporaryDirectory(prefix="jigsawrl-bench-") as scratch:
-        four, lora = tuple(FOUR), tuple(LORA)
-        sides: dict[str, tuple[Sequence[str], str, Jigsaw | None]] = {
-            "jigsaw": (four, "jigsaw", None),
-            "concurrent": (four, "concurrent", None),
-            "no shares": (four, "jigsaw", LEVERS["no shares"]),
-            "rollmux": (four, "rollmux", None),
-            "rlix": (four, "rlix", None),
-            **{name: (four, "jigsaw", policy) for name, policy in LEVERS.items() if name != "no shares"},
+        sides: dict[str, tuple[Pipelines, str, Jigsaw | None]] = {
+            "jigsaw": (FOUR, "jigsaw", None),
+            "concurrent": (FOUR, "concurrent", None),
+            "no shares": (FOUR, "jigsaw", LEVERS["no shares"]),
+            "rollmux": (FOUR, "rollmux", None),
+            "rlix": (FOUR, "rlix", None),
+            **{name: (FOUR, "jigsaw", policy) for name, policy in LEVERS.items() if name != "no shares"},
             "jigsaw, two": (TWO, "jigsaw", None),
-            "serial, others": ([name for name in EIGHT if name not in FOUR], "serial", None),
-            "jigsaw, eight": (tuple(EIGHT), "jigsaw", None),
-            "serial, LoRA": (lora, "serial", None),
-            "jigsaw, LoRA": (lora, "jigsaw", None),
+            "serial, others": (OTHERS, "serial", None),
+            "jigsaw, eight": (EIGHT, "jigsaw", None),
+            "serial, LoRA": (LORA, "serial", None),
+            "jigsaw, LoRA": (LORA, "jigsaw", None),
         }
         chosen = options.only or (["jigsaw", "concurrent"] if options.quick else list(sides))
         if unknown := [side for side in chosen if side not in sides]:
             print(f"--only {unknown[0]!r} is none of {', '.join(map(repr, sides))}", file=sys.stderr)
             return 2
-        needed = {name for side in chosen for name in sides[side][0]}
-        if not needed <= set(lora):
-            needed |= set(four)
+        mixes = [sides[side][0] for side in chosen]
+        first = [each for each in (FOUR, LORA) if any((mix is LORA) == (each is LORA) for mix in mixes)]
+        shapes = {each.shape for mix in (*first, *mixes) for each in mix.values()}
         device = "cpu" if options.tiny else "cuda"
-        bench = Bench(Path(scratch), needed, options.seed, options.tiny, part, longest, device)
+        bench = Bench(Path(scratch), shapes, options.seed, options.tiny, part, longest, device)
         runs: dict[str, Run] = {}
         alone: dict[str, float] = {}
         profile: Path | None = None
-        for names in (each for each in (four, lora) if set(each) <= needed):
-            shown("one step each, not counted: it compiles kernels", bench.run(names, "concurrent", steps=1))
-        if set(four) <= needed:
-            runs["serial"] = shown("serial", bench.run(four, "serial"))
+        for mix in first:
+            shown("one step each, not counted: it compiles kernels", bench.run(mix, "concurrent", steps=1))
+        if FOUR in first:
+            runs["serial"] = shown("serial", bench.run(FOUR, "serial"))
             alone |= runs["serial"].each
             profile = runs["serial"].out / PROFILE
             if options.measure:
@@ -314,9 +322,9 @@ def main() -> int:
             if time.perf_counter() - began > options.limit:
                 say(f"no time for {side}")
                 continue
-            names, policy, levers = sides[side]
+            mix, policy, levers = sides[side]
             try:
-                runs[side] = shown(side, run_with(bench, names, policy, profile, levers))
+                runs[side] = shown(side, run_with(bench, mix, policy, profile, levers))
             except (JigsawError, RuntimeError) as error:
                 failed[side] = str(error)
                 say(f"{side}: {error}")
@@ -344,7 +352,8 @@ def main() -> int:
             failed=failed,
             **beside,
             alone_seconds=alone,
-            pipelines={name: asdict(each) for name, each in ALL.items() if name in alone},
+            pipelines={name: asdict(each) for name, each in (FOUR | OTHERS | LORA).items() if name in alone},
+            eight={name: asdict(each) for name, each in EIGHT.items()},
             seconds={side: run.seconds for side, run in runs.items()},
             tokens={side: run.tokens for side, run in runs.items()},
             setup_seconds={side: run.setup for side, run in runs.items()},
@@ -359,14 +368,12 @@ def preload_traced() -> None:
     family.PRELOADED.append("traced")
 
 
-def run_with(
-    bench: Bench, names: Sequence[str], policy: str, profile: Path | None, levers: Jigsaw | None
-) -> Run:
+def run_with(bench: Bench, mix: Pipelines, policy: str, profile: Path | None, levers: Jigsaw | None) -> Run:
     """Under a policy of this name, or this one instead of it."""
     whole = POLICIES[policy]
     try:
         POLICIES[policy] = levers or whole
-        return bench.run(names, policy, profile)
+        return bench.run(mix, policy, profile)
     finally:
         POLICIES[policy] = whole
 
