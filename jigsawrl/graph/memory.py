@@ -84,7 +84,7 @@ def memory(
     cache = min(cached * model.kv_bytes_per_token / tp, KV_SHARE * device_bytes)
     kept = whole and by_kernels and not recomputed
     at_once = micro_batch_tokens or tokens_at_once(
-        model.layers, model.hidden, not recomputed, device_bytes if by_kernels else None
+        model.layers, model.hidden, kept, device_bytes if by_kernels else None
     )
     activations = max(at_once, longest) * activation_bytes(model.layers, model.hidden, kept)
     parameters = model.parameters if trained is None else trained

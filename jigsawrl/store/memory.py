@@ -56,8 +56,8 @@ def spare_others(device: torch.device) -> None:
 class Workspace:
     """What a phase needs of a GPU while it lasts, from the second time on taken from the device in one piece.
 
-    Torch would take it in hundreds where it has given it back: after a phase, for others, or to work on another part
-    of the GPU. Whatever it takes beyond that, and all on other devices, is taken as ever.
+    Torch would take it tensor by tensor where it has given it back: after a phase, for others, or to work on another
+    part of the GPU. Whatever it takes beyond that, and all on other devices, is taken as ever.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -40,9 +40,10 @@ def compare(folder: Path, *options: str, **runs: dict[str, Any]) -> Done:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    short = {"steps": 2}
+    """The second one's wait for the first is long beside what processes take to come and go."""
     options = ("--policies", "serial,jigsaw", "--json")
-    return compare(tmp_path_factory.mktemp("compare"), *options, a=SUMS | short, b=CALC | short)
+    runs = {"a": SUMS | {"steps": 10}, "b": CALC | {"steps": 2}}
+    return compare(tmp_path_factory.mktemp("compare"), *options, **runs)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def test_every_policy_has_its_run_and_all_learn_the_same(done: Done, found: dict
     for each in found["policies"]:
         assert (done.out / each["policy"] / "report.html").is_file()
         assert {name: (one["ended"], one["steps"]) for name, one in each["pipelines"].items()} == {
-            "a": ("finished", 2),
+            "a": ("finished", 10),
             "b": ("finished", 2),
         }
         assert all(one["same_rewards"] for one in each["pipelines"].values())
@@ -68,9 +69,8 @@ def test_each_is_held_against_serial(found: dict[str, Any]) -> None:
     assert (found["against"], serial["ratio"]) == ("serial", 1.0)
     assert other["ratio"] == pytest.approx(other["tokens_per_second"] / serial["tokens_per_second"])
     assert found["best"] == ("jigsaw" if other["ratio"] > 1 else "serial")
-    first, later = sorted(one["slowdown"] for one in serial["pipelines"].values())
-    assert first == pytest.approx(1.0, abs=0.1)
-    assert later > first, "it had to wait, however short the first one was"
+    assert min(one["slowdown"] for one in serial["pipelines"].values()) == pytest.approx(1.0, abs=0.1)
+    assert max(one["slowdown"] for one in serial["pipelines"].values()) > 1.2
 
 
 def test_models_are_warmed_up_once(done: Done) -> None:
