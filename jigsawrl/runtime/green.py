@@ -101,7 +101,6 @@ class Parts:
             return
         to.wait_stream(now)
         torch.cuda.set_stream(to)
-        now.synchronize()
         torch.cuda.empty_cache()  # torch keeps free memory for the stream that had it, and for no other
 
     def _resources(self, units: Sequence[int]) -> list[Any]:

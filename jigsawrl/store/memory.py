@@ -36,7 +36,6 @@ def return_to_system(device: torch.device) -> None:
     """What was freed is kept by allocators, for this process only, until they are told."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        torch.cuda.current_stream(device).synchronize()  # a part's may not have been waited for
         torch.cuda.empty_cache()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc's

@@ -65,7 +65,7 @@ def write(descriptor: int, size: int, header: bytes, tensors: Iterable[Tensor]) 
         flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
         start, end = end, end + len(flat)
         memory[start:end].copy_(flat, non_blocking=True)
-    torch.cuda.current_stream().synchronize()
+    torch.cuda.synchronize()
     return True
 
 
