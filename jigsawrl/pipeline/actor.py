@@ -24,13 +24,13 @@ from jigsawrl.pipeline import kept
 from jigsawrl.pipeline.generating import Generating, awake
 from jigsawrl.pipeline.losses import LossInputs, LossSettings, policy_loss, value_loss
 from jigsawrl.pipeline.residency import Residency, Swapped
-from jigsawrl.store.memory import Workspace, spare_others
+from jigsawrl.store.memory import spare_others
 from jigsawrl.store.store import Store
 from jigsawrl.trainer.batch import Batch, onto
 from jigsawrl.trainer.critic import Critic
 from jigsawrl.trainer.logprobs import token_logprobs
 from jigsawrl.trainer.optimizer import OptimizerSettings
-from jigsawrl.trainer.trainer import Metrics, Objective, Trainer, evaluate, policy_logprobs, trained_tokens
+from jigsawrl.trainer.trainer import Metrics, Trainer, evaluate, policy_logprobs, trained_tokens
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
@@ -48,7 +48,6 @@ class Actor(Generating):
         self.micro_batch_tokens = config.trainer.micro_batch_tokens or self._tokens_at_once()
         self.trainer = Trainer(self.model, settings, self.micro_batch_tokens)
         self.critic, self.critic_trainer = self._critic(updates)
-        self.workspace = Workspace(self.device)
         self.engine, self.room = self._engine()
         self.residency = self._residency()
 
@@ -154,15 +153,7 @@ class Actor(Generating):
             )
             return policy_loss(inputs, settings)
 
-        return self._gradients(self.trainer, batch, objective)
-
-    def _gradients(self, trainer: Trainer, batch: Batch, objective: Objective) -> dict[str, float]:
-        def between() -> None:
-            self.between()
-            self.workspace.take()
-
-        with self.workspace.used():
-            return trainer.forward_backward(batch, objective, between)
+        return self.trainer.forward_backward(batch, objective, self.between)
 
     @awake
     def critic_forward_backward(self, batch: Batch) -> dict[str, float]:
@@ -181,7 +172,7 @@ class Actor(Generating):
             )
             return algorithm.value_coef * loss, {}
 
-        return self._gradients(self.critic_trainer, batch, objective)
+        return self.critic_trainer.forward_backward(batch, objective, self.between)
 
     @awake
     def optim_step(self) -> dict[str, float]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -50,39 +49,6 @@ def spare_others(device: torch.device) -> None:
     others = total - free - torch.cuda.memory_reserved(device)
     if others > OTHERS * total and free < TIGHT * total:
         torch.cuda.empty_cache()
-
-
-class Workspace:
-    """What a phase needs of a GPU while it lasts, from the second time on taken from the device in one piece.
-
-    Torch would take it tensor by tensor where it has given it back: after a phase, for others, or to work on another
-    part of the GPU. Whatever it takes beyond that, and all on other devices, is taken as ever.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.needed = self.before = 0
-        """Bytes: at the most so far; that were in use when it began."""
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        if self.device.type != "cuda":
-            yield
-            return
-        self.before = torch.cuda.memory_allocated(self.device)
-        self.take()
-        torch.cuda.reset_peak_memory_stats(self.device)
-        yield
-        self.needed = max(self.needed, torch.cuda.max_memory_allocated(self.device) - self.before)
-
-    def take(self) -> None:
-        """What is missing of it."""
-        if not self.needed:
-            return
-        missing = self.before + self.needed - torch.cuda.memory_reserved(self.device)
-        if missing > 0:
-            with suppress(torch.OutOfMemoryError):  # then in pieces, some of which may be there already
-                torch.empty(missing, dtype=torch.uint8, device=self.device)
 
 
 def _without_memory(like: Tensor) -> Tensor:
