@@ -11,8 +11,9 @@ beside the adapters of all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import fcntl
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from jigsawrl.pipeline.rollout import Rollout, rollout_of
 from jigsawrl.runtime import shared_actor
 from jigsawrl.runtime.driver import Beside
 from jigsawrl.runtime.shared_actor import House, SharingActor
+from jigsawrl.store.memory import return_to_system
 from jigsawrl.trainer.batch import Batch
 from jigsawrl.trainer.checkpoint import CheckpointStore
 
@@ -91,8 +93,17 @@ def traced_actor(config: RunConfig, base: Path, device: str, rank: int) -> Actor
     of_pipeline[config.name] = Trace.of(config)
     actor = Actor(config, base, device, rank)
     if actor.device.type == "cuda":
-        warm_up(actor, samples_of(config))
+        warm_up(actor, samples_of(config), in_turn(Path(config.model.path).parent / "training"))
     return actor
+
+
+@contextmanager
+def in_turn(lock: Path) -> Iterator[None]:
+    """Nobody plans this: there may be memory for one training at a time."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        return_to_system(torch.device("cuda"))
 
 
 class TracedTenant(SharingActor):
@@ -113,10 +124,10 @@ def samples_of(config: RunConfig) -> int:
     return min(rollout.max_num_seqs, rollout.prompts_per_step * rollout.samples)
 
 
-def warm_up(actor: Actor, samples: int, training: AbstractContextManager[None] | None = None) -> None:
-    """Memory that a training took is kept for the stream that it was on."""
+def warm_up(actor: Actor, samples: int, training: AbstractContextManager[None]) -> None:
+    """`training`: what it is done within."""
     roll_out_a_little(actor, samples)
-    with training or nullcontext():
+    with training:
         train_a_little(actor)
     actor.end_rollout()
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-OTHERS, TIGHT = 0.05, 0.25
-"""Parts of a GPU's memory: that others have if there are any, and that is free where it is not scarce."""
+OTHERS = 0.05
+"""Part of a GPU's memory that others have if there are any."""
 
 
 def release(tensors: Iterable[Tensor]) -> None:
@@ -42,12 +42,12 @@ def return_to_system(device: torch.device) -> None:
 
 
 def spare_others(device: torch.device) -> None:
-    """What a phase needed and the next one does not, torch would keep; a GPU's memory that is scarce is for all."""
+    """What a phase needed and the next one does not, torch would keep; who plans for all counts on it."""
     if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
     others = total - free - torch.cuda.memory_reserved(device)
-    if others > OTHERS * total and free < TIGHT * total:
+    if others > OTHERS * total:
         torch.cuda.empty_cache()
 
 

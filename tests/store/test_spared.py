@@ -13,8 +13,8 @@ GB = 10**9
 @pytest.mark.parametrize(
     ("free", "reserved", "given_back"),
     [
-        pytest.param(10 * GB, 20 * GB, True, id="scarce and shared"),
-        pytest.param(60 * GB, 20 * GB, False, id="plenty is free"),
+        pytest.param(10 * GB, 20 * GB, True, id="others are there"),
+        pytest.param(60 * GB, 20 * GB, True, id="others are there who may need what is free now"),
         pytest.param(10 * GB, 88 * GB, False, id="nobody else is there"),
     ],
 )
