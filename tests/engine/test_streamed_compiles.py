@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from jigsawrl.engine.cuda.cuts import HALVES, STREAMED
+from jigsawrl.engine.cuda.cuts import LIGHT, LIGHT_NARROW, STREAMED
 from jigsawrl.engine.cuda.streamed import streamed_kernel
 from jigsawrl.engine.cuda.streamed_attention import streamed_attention_kernel
 from jigsawrl.engine.cuda.tilings import PLAIN, RESIDUAL, RINGS, SWIGLU
@@ -78,7 +78,7 @@ def test_products_from_a_ring(matrix, rows):
     ("kv_heads", "group", "size", "splits", "normed"),
     [(2, 6, 128, 8, False), (2, 7, 64, 1, False), (8, 16, 128, 32, True), (4, 1, 64, 2, True)],
 )
-@pytest.mark.parametrize(("tile", "rounds"), [STREAMED, HALVES])
+@pytest.mark.parametrize(("tile", "rounds"), [STREAMED, LIGHT, LIGHT_NARROW])
 def test_attention_through_a_ring(kv_heads, group, size, splits, normed, tile, rounds):
     used = shared_bytes(
         streamed_attention_kernel,

@@ -141,7 +141,8 @@ def test_a_training_that_is_too_large_is_refused_with_what_would_help(recomputed
     [
         (24, 896, True, None, 4096),  # on cores
         (24, 896, True, 24, 4096),
-        (24, 896, True, 140, 16_384),
+        (24, 896, True, 140, 8192),
+        (24, 896, False, 140, 16_384),
         (28, 1536, True, 140, 8192),
         (28, 1536, False, 140, 16_384),
         (28, 3584, True, 80, 4096),

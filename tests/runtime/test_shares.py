@@ -21,6 +21,7 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.runtime import shares as shares_module
 from jigsawrl.runtime.mps import CONTROL, Mps, NoMps
 from jigsawrl.runtime.shares import (
+    NO_GAPS,
     Cores,
     Follower,
     Gpu,
@@ -340,7 +341,7 @@ def test_without_the_daemon_those_on_a_gpu_take_turns(an_h200, monkeypatch, tmp_
     monkeypatch.setenv("PATH", str(tmp_path))
     with shares_here(1, "cuda") as shares:
         assert shares.describe().endswith(f"take turns (no MPS: {CONTROL} is not installed)")
-        assert shares.environment == {}
+        assert shares.environment == NO_GAPS, "nothing of MPS"
 
 
 def test_a_gpu_that_fails_under_mps_is_used_without_it(control, monkeypatch):

@@ -2,7 +2,8 @@
 
 Even contexts are cut into the same number of parts each. Uneven ones, of samples that began at different times, are
 cut into parts of the same length: a short one stays whole where a long one has many. Where there is a processor for
-every part, or one for two of them in turns, each has its memory to itself and fetches more at once.
+every part, or one for two of them in turns, each has its memory to itself and fetches more at once; short parts of
+even contexts leave some of it to the kernels beside them.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ LONG = 512
 """Tokens of a part that keep nobody waiting long, however short the others are."""
 SHORT = 260
 """Tokens of a part up to which two of them beside each other are better than one that fetches more at once."""
+HALVED = 1000
+"""Tokens up to which a part that is not short is better halved, where contexts are cut anyway."""
 ALONE = 128, 5, 1
 """Of a part that has a processor to itself: tokens a round, rounds in flight, rounds fetched ahead."""
 STREAMED, STREAMED_MOST = (128, 2), 300
 """Of such a part of at most so many tokens: tokens a round, and rounds in a ring where heads are 128 wide; longer
-parts were measured to be faster the other way, or as two halves beside each other."""
-HALVES = 64, 3
-"""Likewise of such halves, where heads are 128 wide: two rings fit into a processor."""
+parts were measured to be faster the other way."""
+LIGHT, LIGHT_NARROW = (64, 2), (128, 3)
+"""Of rings that leave room on a processor, for another one and for the kernels that come next: where heads are 128
+wide, and 64."""
 IN_TURNS = 64, 7, 0
 """Of parts that have one in turns."""
 
@@ -64,12 +68,14 @@ def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int, st
         if programs > SLACK * processors:
             two = programs <= 2 * SLACK * processors
             return Cut(64, splits, *(beside if splits > 1 else IN_TURNS if two else many))
-        if 2 * programs > processors and lengths.max() < SHORT * splits:
-            return Cut(64, splits, *beside)
         tokens = lengths.max() / splits
-        room = streams and wide and programs <= processors and 2 * splits <= most
-        if room and STREAMED_MOST < tokens <= 2 * STREAMED_MOST:
-            return Cut(64, 2 * splits, *HALVES, streamed=True)
+        if streams and processors < 3 * programs <= 3 * processors:
+            halved = splits > 1 and SHORT < tokens <= HALVED
+            rings = 2 * splits if halved else splits
+            if rings <= most and (halved or (wide and tokens <= SHORT)):
+                return Cut(64, rings, *(LIGHT if wide else LIGHT_NARROW), streamed=True)
+        if 2 * programs > processors and tokens < SHORT:
+            return Cut(64, splits, *beside)
         return Cut(64, splits, *_alone(tokens, spec, streams))
     places = processors // spec.kv_heads
     part = _part_at_once(lengths, places)
