@@ -64,7 +64,7 @@ def test_actors_train_on_as_many_tokens_at_once_as_were_planned_with(tmp_path):
         for name, worker in (("cores", cpu_worker(1, 2)), ("gpu", HARDWARE["h200"]))
     }
     tokens = {name: member.config.trainer.micro_batch_tokens for name, member in told.items()}
-    assert tokens == {"cores": 4096, "gpu": 16_384}
+    assert tokens == {"cores": 4096, "gpu": 8192}
     assert tokens == {name: member.outlook.shape.micro_batch_tokens for name, member in told.items()}
 
 
