@@ -261,8 +261,13 @@ def _gpus(workers: int, ending: ExitStack) -> Gpus:
             raise NoMps("nobody became its client")
     except (NoMps, NoGpu) as error:
         ending.close()
-        return Gpus(_enough(look({}), workers), NO_GAPS, str(error))
-    return Gpus(_enough(found, workers), {**mps.environment, **NO_GAPS})
+        return Gpus(_enough(look({}), workers), without_gaps(), str(error))
+    return Gpus(_enough(found, workers), {**mps.environment, **without_gaps()})
+
+
+def without_gaps() -> Mapping[str, str]:
+    """Whoever has told torch's allocator something himself knows better."""
+    return {name: os.environ.get(name, value) for name, value in NO_GAPS.items()}
 
 
 def _enough(found: Sequence[Gpu], workers: int) -> Sequence[Gpu]:

@@ -344,6 +344,14 @@ def test_without_the_daemon_those_on_a_gpu_take_turns(an_h200, monkeypatch, tmp_
         assert shares.environment == NO_GAPS, "nothing of MPS"
 
 
+def test_what_a_user_told_the_allocator_stays(an_h200, monkeypatch, tmp_path):
+    (name,) = NO_GAPS
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv(name, "max_split_size_mb:512")
+    with shares_here(1, "cuda") as shares:
+        assert shares.environment == {name: "max_split_size_mb:512"}
+
+
 def test_a_gpu_that_fails_under_mps_is_used_without_it(control, monkeypatch):
     def look(environment: dict[str, str]) -> list[Gpu]:
         if environment:
