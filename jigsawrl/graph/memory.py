@@ -21,8 +21,9 @@ KV_SHARE = 0.2
 """Most of a worker's memory that one engine's cache takes."""
 FEWEST_TOKENS, MOST_TOKENS, MOST_KEPT = 4096, 16_384, 8192
 """Of one pass of a training where nobody says how many; the last, where activations are kept. Few keep a GPU waiting
-for its host: an H200 trains 0.5B on 70,000 tokens a second in passes of 8,192 and on 100,000 in passes of 16,384.
-With activations kept it is 115,000 and 121,000, and the latter take twice the memory."""
+for its host (`gpu_train.py`), all the more where activations are computed again: in a probe on an H200, 0.5B trained
+on 70,000 tokens a second in passes of 8,192 and on 100,000 in passes of 16,384. With activations kept it was 115,000
+and 121,000, for twice the memory."""
 AT_ONCE_SHARE = 1 / 6
 """Most of a GPU's memory that activations of so many tokens take, beyond the fewest."""
 

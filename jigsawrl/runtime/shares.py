@@ -44,7 +44,10 @@ ROUNDING = 1e-9
 """By so much the sum of shares that make up a worker may differ from 1."""
 NO_GAPS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 """Trainings give their memory back for others and take it again, and plans count on what they need. Torch would take
-up to twice as much, in pieces that do not fit each other: 38 GB for 20 of a 1.5B model, in passes of 8,192 tokens."""
+up to twice as much, in pieces that do not fit each other: on an H200 38 GB for 20 of a 1.5B model, in passes of 8,192
+tokens."""
+ALLOCATOR = *NO_GAPS, "PYTORCH_CUDA_ALLOC_CONF"
+"""Where a user may have told it something; the last is its older name."""
 PATIENCE_S = 120.0
 """For a look at the GPUs: torch may have to be imported first."""
 
@@ -267,7 +270,7 @@ def _gpus(workers: int, ending: ExitStack) -> Gpus:
 
 def without_gaps() -> Mapping[str, str]:
     """Whoever has told torch's allocator something himself knows better."""
-    return {name: os.environ.get(name, value) for name, value in NO_GAPS.items()}
+    return {} if any(name in os.environ for name in ALLOCATOR) else NO_GAPS
 
 
 def _enough(found: Sequence[Gpu], workers: int) -> Sequence[Gpu]:

@@ -67,8 +67,9 @@ def test_a_long_context_among_short_ones_does_not_keep_the_chip_waiting(batch):
 def test_a_part_has_a_processor_to_itself_only_where_there_is_one_for_each(batch, longest, rng):
     contexts = [rng.randint(1, longest) for _ in range(batch)]
     how = cut(contexts)
-    if (how.streamed and not is_light(how)) or (how.tile, how.stages, how.ahead) == ALONE:
-        assert sum(len(parts(context, how)) for context in contexts) * SMALL.kv_heads <= SLACK * PROCESSORS
+    if how.streamed or (how.tile, how.stages, how.ahead) == ALONE:
+        places = 2 * PROCESSORS if is_light(how) else SLACK * PROCESSORS
+        assert sum(len(parts(context, how)) for context in contexts) * SMALL.kv_heads <= places
 
 
 @pytest.mark.parametrize("batch", [40, 48, 64])
@@ -98,7 +99,7 @@ def test_short_parts_that_have_a_processor_to_themselves_go_through_a_ring_and_l
     ("batch", "context"), [(24, 1_000), (32, 1_000), (8, 4_000), (16, 4_000), (1, 16_000), (4, 16_000)]
 )
 def test_parts_that_are_a_little_too_long_for_one_ring_are_halved_and_go_through_two(batch, context):
-    """Steps of 1.5B took 1.6, 3.3, 4, 5, 4 and 4 % less time so."""
+    """Steps of 1.5B took 1.6, 3.3, 4, 5, 4 and 4 % less time so; the first two were measured with a round more."""
     how = cut([context] * batch)
     assert is_light(how)
     assert max(parts(context, how)) <= 512
@@ -114,6 +115,6 @@ def test_parts_that_are_a_little_too_long_for_one_ring_are_halved_and_go_through
 
 @pytest.mark.parametrize(("batch", "context"), [(4, 1_000), (8, 1_000), (16, 1_000), (1, 4_000)])
 def test_short_parts_leave_room_for_the_kernels_that_come_next(batch, context):
-    """Steps of 1.5B took 3, 9, 3 and 3 % less time so; with few parts they take more."""
+    """Steps of 1.5B took 3, 9, 3 and 3 % less time so. With few parts they took more: 1 % with 32 of them."""
     assert is_light(cut([context] * batch))
     assert not is_light(cut([1_000]))

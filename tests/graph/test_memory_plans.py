@@ -22,6 +22,7 @@ from jigsawrl.graph.known_models import dense
 from jigsawrl.graph.memory import (
     AT_ONCE_SHARE,
     FEWEST_TOKENS,
+    MOST_KEPT,
     MOST_TOKENS,
     Memory,
     activation_bytes,
@@ -159,7 +160,7 @@ def test_more_memory_never_means_fewer_tokens_at_once_and_beyond_the_fewest_they
     layers: int, hidden: int, kept: bool, gigabytes: float
 ) -> None:
     few, many = (tokens_at_once(layers, hidden, kept, factor * 1e9 * gigabytes) for factor in (1, 2))
-    assert FEWEST_TOKENS <= few <= many <= MOST_TOKENS
+    assert FEWEST_TOKENS <= few <= many <= (MOST_KEPT if kept else MOST_TOKENS)
     if few > FEWEST_TOKENS:
         assert few * activation_bytes(layers, hidden, kept) <= AT_ONCE_SHARE * 1e9 * gigabytes
 
