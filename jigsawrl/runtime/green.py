@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from jigsawrl.store.memory import return_to_gpu
+
 UNIT_SMS = 8
 """What an H200's driver divides by; older GPUs can be divided more finely."""
 FEWEST = 4
@@ -101,7 +103,7 @@ class Parts:
             return
         to.wait_stream(now)
         torch.cuda.set_stream(to)
-        torch.cuda.empty_cache()  # torch keeps free memory for the stream that had it, and for no other
+        return_to_gpu(self.device)  # torch keeps free memory for the stream that had it, and for no other
 
     def _resources(self, units: Sequence[int]) -> list[Any]:
         return [resource for unit in units for resource in self.cut[unit]]

@@ -34,8 +34,7 @@ def is_released(tensor: Tensor) -> bool:
 def return_to_system(device: torch.device) -> None:
     """What was freed is kept by allocators, for this process only, until they are told."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
+        return_to_gpu(device)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc's
         trim(0)
@@ -48,7 +47,14 @@ def spare_others(device: torch.device) -> None:
     free, total = torch.cuda.mem_get_info(device)
     others = total - free - torch.cuda.memory_reserved(device)
     if others > OTHERS * total:
-        torch.cuda.empty_cache()
+        return_to_gpu(device)
+
+
+def return_to_gpu(device: torch.device | int) -> None:
+    """All that was freed. Torch itself waits for the stream that had taken it, and for no other: what a training took
+    before it moved to another part of the GPU is read there still, and the read would fail."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
 
 
 def _without_memory(like: Tensor) -> Tensor:

@@ -479,6 +479,30 @@ def test_a_training_that_is_moved_between_micro_batches_has_the_same_gradients(t
 
 
 @needs_gpu
+def test_memory_that_is_read_on_another_part_is_given_back_when_it_has_been_read():
+    """In a process of its own: a failed read would end this one, and memory is taken as an actor takes it."""
+    reads = """if True:
+        import torch
+        from jigsawrl.runtime.green import Parts
+        from jigsawrl.store.memory import return_to_gpu
+
+        parts = Parts(0)
+        parts.move_to((0, 1))
+        taken = torch.ones(1 << 28, device="cuda")
+        parts.move_to((2, 3))
+        for _ in range(50):
+            total = taken.sum()
+        del taken
+        return_to_gpu(0)
+        print(int(total))
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", reads], env={**os.environ, **NO_GAPS}, capture_output=True, text=True, timeout=120
+    )
+    assert run.stdout.strip() == str(1 << 28), run.stderr
+
+
+@needs_gpu
 def test_a_machine_with_a_gpu_holds_shares_on_it_and_leaves_no_daemon():
     with shares_here(1, "cuda") as shares:
         assert isinstance(shares, Gpus)

@@ -70,7 +70,7 @@ RINGS: dict[tuple[int, int], dict[int, Ring]] = {
     (17920, 1536): {
         8: Ring(16, 128, 1, 4, 2),
         16: Ring(24, 64, 1, 6, 4),
-        32: Ring(24, 64, 1, 5, 4, group=True),
+        32: Ring(32, 64, 1, 6, 4, group=True),
         64: Ring(24, 64, 1, 4, 4, group=True),
     },
     (1536, 8960): {
@@ -90,13 +90,13 @@ MEASURED: dict[tuple[int, int], dict[int, Tiling]] = {
     (2048, 1536): {
         8: Tiling(16, 128, 1, 4, 1, early=512),
         16: Tiling(64, 64, 4, 4, 4, early=256),
-        32: Tiling(64, 64, 4, 5, 4, early=128),
+        32: Tiling(64, 64, 4, 3, 4, early=256),
         64: Tiling(16, 128, 1, 4, 4, swap=False, early=256),
     },
     (1536, 1536): {
         8: Tiling(64, 64, 5, 3, 4, early=256),
         16: Tiling(64, 64, 6, 3, 4, early=256),
-        32: Tiling(64, 64, 6, 3, 4, early=256),
+        32: Tiling(64, 64, 6, 2, 4, early=256),
         64: Tiling(16, 128, 1, 4, 4, swap=False, early=512),
     },
     (17920, 1536): {
