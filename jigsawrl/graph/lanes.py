@@ -8,7 +8,7 @@ lanes with durations that turned out, the look-ahead with predicted ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from jigsawrl.graph.fused import in_one_batch, most_demanding, speeds_with_fused
@@ -188,12 +188,23 @@ class Lanes:
                 ended.append(lane)
         return ended
 
-    def drift(self, until: float, least: float) -> None:
-        """Moves the clock where nothing ends by itself: what is overdue needs a `least` part of its time more."""
+    def drift(self, until: float, least: float, untold: Collection[Substage] = ()) -> None:
+        """Moves the clock where nothing ends by itself: what is overdue needs a `least` part of its time more.
+
+        Of `untold` sub-stages nobody says when they end: they are over when they should be, if others follow.
+        """
         self._settle()
         elapsed, self.now = until - self.now, until
-        for lane in self.lanes.values():
-            lane.left = max(lane.left - lane.speed * elapsed, least * lane.segment.seconds, INSTANT)
+        for lane in list(self.lanes.values()):
+            spent = elapsed
+            while (
+                lane.segment.kind in untold
+                and lane.index + 1 < len(lane.segments)
+                and lane.left <= lane.speed * spent
+            ):
+                spent -= lane.left / lane.speed
+                self.proceed(lane)
+            lane.left = max(lane.left - lane.speed * spent, least * lane.segment.seconds, INSTANT)
 
     def replan(self, lane: Lane, segments: tuple[Segment, ...]) -> None:
         """Other sub-stages than were foreseen from here on; the first of them begins now."""

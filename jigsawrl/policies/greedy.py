@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jigsawrl.graph.interference import SIGNATURES, Occupant, Signature, best_shares
-from jigsawrl.policies.shares import AT_FIRST, best, shared
+from jigsawrl.policies.shares import at_first, best, shared
 from jigsawrl.policies.starts import needs, start_on
 from jigsawrl.policies.state import Action, Event, Start, State
 
@@ -31,7 +31,7 @@ class Greedy:
             ready.remove(pipeline)
             for place in start.places:
                 for worker in place:
-                    crowds[worker].append(AT_FIRST)
+                    crowds[worker].append(at_first(state, start))
                     held[worker] += needs(pipeline, start.places)
         return shared(state, starts, best(state))
 
@@ -47,8 +47,9 @@ class Greedy:
             return 0.0, None
         if any(len(crowds[worker]) >= CROWD for worker in workers):
             return 0.0, None
+        signature = at_first(state, start)
         gain = sum(
-            total_speed(state, (*crowds[worker], AT_FIRST)) - total_speed(state, tuple(crowds[worker]))
+            total_speed(state, (*crowds[worker], signature)) - total_speed(state, tuple(crowds[worker]))
             for worker in workers
         )
         return gain, start

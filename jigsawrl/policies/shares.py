@@ -10,8 +10,8 @@ from jigsawrl.policies.state import Action, Resize, Start, State
 
 Rule = Callable[[tuple[Signature, ...]], tuple[float, ...]]
 """From what runs on a worker to the share of each."""
-AT_FIRST: Signature = "compute"
-"""What binds a phase when it starts: both kinds start with much arithmetic."""
+BRIEF = 0.2
+"""Seconds of a sub-stage that is over before others have made room for it."""
 
 
 def equal(signatures: tuple[Signature, ...]) -> tuple[float, ...]:
@@ -22,6 +22,20 @@ def equal(signatures: tuple[Signature, ...]) -> tuple[float, ...]:
 def best(state: State) -> Rule:
     """As the interference table says that the sum of their speeds is largest."""
     return lambda signatures: best_shares(state.table, signatures, (1.0,) * len(signatures))
+
+
+def at_first(state: State, start: Start) -> Signature:
+    """What binds a phase when it starts, brief sub-stages left out: prompts are often read in no time."""
+    pipeline = state.pipelines[start.pipeline]
+    place = start.places[0]
+    if pipeline.phase == "rollout":
+        segments = pipeline.outlook.engine(len(start.places), len(place)).segments
+    else:
+        segments = pipeline.outlook.training(len(place))
+    taking = [segment for segment in segments if SIGNATURES[segment.kind] not in ("host", "link")]
+    lasting = [segment for segment in taking if segment.seconds > BRIEF]
+    first = lasting[0] if lasting else max(taking, key=lambda segment: segment.seconds, default=None)
+    return "compute" if first is None else SIGNATURES[first.kind]
 
 
 def shared(
@@ -44,9 +58,10 @@ def shared(
             for worker in lane.workers:
                 crowds.setdefault(worker, []).append((lane.id, signature))
     for number, start in enumerate(starts):
+        signature = at_first(state, start)
         for place in start.places:
             for worker in place:
-                crowds.setdefault(worker, []).append((-1 - number, AT_FIRST))
+                crowds.setdefault(worker, []).append((-1 - number, signature))
     shares = _smallest(crowds, rule)
     actions: list[Action] = []
     for lane in staying:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jigsawrl.graph.interference import SIGNATURES, Signature, undisturbed
 from jigsawrl.graph.lanes import Lane
+from jigsawrl.policies.shares import BRIEF
 from jigsawrl.policies.state import State
 
 
@@ -25,7 +26,7 @@ def out_of_turn(state: State, apart: set[int]) -> set[int]:
 
     for lane in sorted(state.lanes.lanes.values(), key=rank):
         signature = state.table.known(SIGNATURES[lane.segment.kind])
-        if signature not in ("link", "compute") or lane.id in apart:
+        if signature not in ("link", "compute") or lane.id in apart or lane.segment.seconds < BRIEF:
             continue
         places = [(worker, signature) for worker in lane.workers]
         if any(turns.get(place, lane.pipeline) != lane.pipeline for place in places):

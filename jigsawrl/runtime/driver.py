@@ -62,6 +62,8 @@ SOON_S = 1.5
 MOST_KEPT = 64
 BRIEF_S = 0.2
 """What an engine is at is told if it was at the last thing for longer: nobody makes use of less."""
+BACK = 2
+"""Times as many samples as the tail had at most with which an engine is back in the bulk: episodes come and go."""
 REMEMBER_PART = 0.05
 """Of a pipeline's time, at most, that goes to remembering its steps."""
 FRESH_S = 1.0
@@ -314,7 +316,8 @@ class WatchedEngines(Engines):
         for engine in range(len(self.handles)):
             samples = len(self.requests[engine])
             self.most[engine] = max(self.most[engine], samples)
-            at: Substage | None = "decode" if samples > self.most[engine] * TAIL_FRACTION else "tail"
+            few = self.most[engine] * TAIL_FRACTION * (BACK if self.said[engine] == "tail" else 1)
+            at: Substage | None = "decode" if samples > few else "tail"
             if samples == 0:
                 at = "tool" if self.returning and engine in self.open else None
             brief = now() - self.since[engine] < BRIEF_S

@@ -37,6 +37,8 @@ SHORT = 1e-3
 """Seconds of what is not foreseen."""
 OVERDUE = 0.1
 """A sub-stage that should have ended is thought to need this part of its time more."""
+UNTOLD: tuple[Substage, ...] = ("swap", "prefill", "reward")
+"""Sub-stages whose ends nobody tells: engines say that they decode when the first sample has ended."""
 
 
 @dataclass(slots=True)
@@ -115,7 +117,7 @@ class World:
         elapsed = max(now - self.lanes.now, 0.0)
         if elapsed > 0 and not self.by_turns:
             note(self.company, self.lanes, elapsed, self.by_turns_above)
-        self.lanes.drift(max(now, self.lanes.now), OVERDUE)
+        self.lanes.drift(max(now, self.lanes.now), OVERDUE, UNTOLD)
 
     def state(self) -> State:
         """A policy must not change it."""

@@ -497,7 +497,11 @@ def test_memory_that_is_read_on_another_part_is_given_back_when_it_has_been_read
         print(int(total))
     """
     run = subprocess.run(
-        [sys.executable, "-c", reads], env={**os.environ, **NO_GAPS}, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", reads],
+        env={**os.environ, **NO_GAPS},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert run.stdout.strip() == str(1 << 28), run.stderr
 

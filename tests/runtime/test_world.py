@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from jigsawrl.graph.forecast import Forecast
-from jigsawrl.graph.interference import CORES
+from jigsawrl.graph.interference import CORES, H200
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.named import POLICIES
+from jigsawrl.policies.shares import BRIEF, at_first
 from jigsawrl.policies.state import Event, Migrate, Pause, Resize, Resume, Start, Woken
+from jigsawrl.policies.turns import out_of_turn
 from jigsawrl.runtime.messages import Began, Over
 from jigsawrl.runtime.mind import Mind
 from jigsawrl.runtime.world import World
@@ -173,3 +176,48 @@ def test_a_pipeline_that_went_on_unasked_is_where_it_says_and_asks_again_at_last
     mind.hear("c", Over("rollout", 2, (2.0, 0.0), 1, (100,) * 8))
     assert mind.runs("c") is None
     assert mind.world.pipelines["c"].status == "ready"
+
+
+def on_a_gpu(waking: float = 0.5, a_prompt_token: float = 1e-6) -> Mind:
+    """A scheduler with two pipelines on one worker whose rollouts are about to begin."""
+    mind = Mind(POLICIES["jigsaw"], H200, 1, WORKER.device_bytes, units=16)
+    for name in ("b", "c"):
+        made = job(name, prompts=64, samples=8, sigma=0.3)
+        reading = replace(made.costs.prefilling, per_token=a_prompt_token)
+        costs = replace(made.costs, rollout_fixed_seconds=waking, prefilling=reading)
+        expected = Forecast.from_prior(made.expected, made.shape.max_tokens)
+        mind.join(name, Outlook(made.shape, costs, WORKER, expected))
+        mind.hear(name, Began(STEPS, 0))
+    return mind
+
+
+def test_a_rollout_is_thought_to_decode_when_it_should_have_begun_to_though_nobody_says_so() -> None:
+    mind = on_a_gpu()
+    mind.decide()
+    (lane,) = mind.world.pipelines["c"].lanes
+    assert mind.world.kind(lane) == "swap"
+    mind.world.advance(2.0)
+    assert mind.world.kind(lane) == "decode"
+    mind.world.advance(1e6)  # of its end a word would have come
+    assert mind.world.kind(lane) == "decode"
+
+
+@pytest.mark.parametrize(("waking", "in_turn"), [(BRIEF / 2, False), (2 * BRIEF, True)])
+def test_nobody_stands_still_for_what_is_over_in_a_moment(waking: float, in_turn: bool) -> None:
+    world = on_a_gpu(waking).world
+    for name in ("b", "c"):
+        world.start(Start(name, ((0,),), 0.5))
+    assert {world.kind(lane) for lane in world.lanes.lanes} == {"swap"}
+    assert bool(out_of_turn(world.state(), set())) == in_turn
+
+
+@pytest.mark.parametrize(("a_prompt_token", "signature"), [(1e-6, "bulk"), (1e-3, "prefill")])
+def test_a_rollout_that_begins_is_given_the_share_of_what_it_does_for_longer_than_a_moment(
+    a_prompt_token: float, signature: str
+) -> None:
+    mind = on_a_gpu(a_prompt_token=a_prompt_token)
+    start = next(action for action in mind.decide() if isinstance(action, Start))
+    state = mind.world.state()
+    assert at_first(state, start) == signature
+    state.pipelines[start.pipeline].phase = "training"
+    assert at_first(state, start) == "compute"
