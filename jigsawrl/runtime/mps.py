@@ -3,17 +3,21 @@
 Without it they take turns. The daemon has folders of its own, so it meddles with no other, and any user may start it.
 A shell looks after it: as soon as the process that wanted it closes a pipe, or ends in whatever way, the daemon is
 told to quit and its folders are removed.
+
+Clients share their fate: where one reads memory that is not its own, nothing that any of them asks of the GPU from
+then on succeeds, and new ones are refused until the last of the old has ended.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +25,12 @@ CONTROL = "nvidia-cuda-mps-control"
 PATIENCE_S = 10.0
 """For the daemon to answer, and for it to end."""
 ASK_S = 5.0
+READY_S = 60.0
+"""For all clients to end after one's mistake, and for the server to take others."""
+NOT_READY = 807
+"""What CUDA answers until then."""
+FAULT = "FAULT"
+"""What the daemon says of a server then."""
 PAUSE_S = 0.05
 
 LOOK_AFTER = """
@@ -71,6 +81,12 @@ class Mps:
         """Process ids; there is one as soon as a client has come."""
         return [int(line) for line in (self._ask("get_server_list") or "").split() if line.isdigit()]
 
+    def is_broken(self) -> bool:
+        """Whether a client's mistake has ended all of them."""
+        return any(
+            FAULT in (self._ask(f"get_server_status {server}") or "").split() for server in self.servers()
+        )
+
     def close(self) -> None:
         """Returns when the daemon is gone, with all that it started and wrote."""
         assert self.keeper.stdin is not None
@@ -113,3 +129,11 @@ class Mps:
         except subprocess.TimeoutExpired:
             return None
         return asked.stdout if asked.returncode == 0 else None
+
+
+def wait_to_be_taken(initialize: Callable[[], int] | None = None) -> None:
+    """Before a client first uses a GPU: whatever else is wrong, it finds out by itself."""
+    initialize = initialize or (lambda: int(ctypes.CDLL("libcuda.so.1").cuInit(0)))
+    until = time.monotonic() + READY_S
+    while initialize() == NOT_READY and time.monotonic() < until:
+        time.sleep(PAUSE_S)

@@ -129,8 +129,11 @@ class Scheduler:
         self.watch.pass_time(self.mind.world, now())
         if ready.pop("", None):
             self.control.serve(self._asked_from_outside)
+        families = {name: self.members[name].family for name in ready}
         for name, what in ready.items():
             member = self.members[name]
+            if member.family is not families[name]:
+                continue  # started anew just now, after the death of another
             if "line" in what:
                 self._listen(member, there=True)
             if "process" in what or member.ends is not None:
@@ -211,14 +214,28 @@ class Scheduler:
             reason = how_it_ended(dead[0])
         self._forget(family)
         family.kill()
+        others = self._taken_along(member) if self.shares.broken() else []
         if ends is not None and ends.refused:
             self._end(member, "failed", reason)
         else:
             self._recover(member, reason)
+        for other in others:
+            self._recover(other, f"it could not go on after {member.name} had died", guilty=False)
 
-    def _recover(self, member: Member, reason: str) -> None:
+    def _taken_along(self, member: Member) -> list[Member]:
+        """All others, killed: their workers do nothing for them any more, nor for anybody while they are there."""
+        others = []
+        for other in self.members.values():
+            if other is not member and other.family is not None and other.ends is None:
+                self._forget(other.family)
+                other.family.kill()
+                others.append(other)
+        self.sharing.close()
+        return others
+
+    def _recover(self, member: Member, reason: str, guilty: bool = True) -> None:
         """From its last step, or not at all if that keeps failing."""
-        member.deaths += 1
+        member.deaths += guilty
         self.log.emit("died", pipeline=member.name, reason=reason, deaths=member.deaths)
         if member.deaths > RETRIES:
             self._end(member, "failed", f"it died {member.deaths} times in a row; last, {reason}")

@@ -82,6 +82,9 @@ class Shares(Protocol):
     def give(self, units: Units, pid: int, note: Path) -> None:
         """An actor has these from now on. `note` is what it looks at, where nobody else can hold it to them."""
 
+    def broken(self) -> bool:
+        """Whether all who are there have to end, for the mistake of one, before anybody can use a worker again."""
+
     def threads(self, units: Units) -> int:
         """Of an actor with these units."""
 
@@ -114,6 +117,9 @@ class Cores:
 
     def give(self, units: Units, pid: int, note: Path) -> None:
         pin(pid, units)
+
+    def broken(self) -> bool:
+        return False
 
     def threads(self, units: Units) -> int:
         return len(units)
@@ -151,6 +157,7 @@ class Gpus:
     environment: Mapping[str, str]
     without_mps: str = ""
     """Why MPS is not used."""
+    mps: Mps | None = None
 
     @property
     def workers(self) -> Sequence[Units]:
@@ -175,6 +182,9 @@ class Gpus:
 
     def give(self, units: Units, pid: int, note: Path) -> None:
         write_note(note, () if units in self.workers else units)
+
+    def broken(self) -> bool:
+        return self.mps is not None and self.mps.is_broken()
 
     def threads(self, units: Units) -> int:
         return 1
@@ -265,7 +275,7 @@ def _gpus(workers: int, ending: ExitStack) -> Gpus:
     except (NoMps, NoGpu) as error:
         ending.close()
         return Gpus(_enough(look({}), workers), without_gaps(), str(error))
-    return Gpus(_enough(found, workers), {**mps.environment, **without_gaps()})
+    return Gpus(_enough(found, workers), {**mps.environment, **without_gaps()}, mps=mps)
 
 
 def without_gaps() -> Mapping[str, str]:

@@ -34,7 +34,7 @@ def start_actor(
     environment: Mapping[str, str] | None = None,
     note: Path | None = None,
 ) -> None:
-    os.environ.update(environment or {})
+    settle_in(environment or {}, device)
     from jigsawrl.pipeline.actor_process import actor_main
 
     show_as(f"actor{rank}:{config.name}")
@@ -43,12 +43,21 @@ def start_actor(
 
 
 def start_shared_actor(control: Connection, place: Place, environment: Mapping[str, str], note: Path) -> None:
-    os.environ.update(environment)
+    settle_in(environment, place.device)
     from jigsawrl.runtime.shared_actor import shared_actor_main
 
     show_as(f"actor{place.rank}:{place.base.name}")
     settle, _ = following(note, place.device, place.rank)
     shared_actor_main(control, place, settle)
+
+
+def settle_in(environment: Mapping[str, str], device: str) -> None:
+    """Before an actor first uses its device."""
+    os.environ.update(environment)
+    if device.startswith("cuda"):
+        from jigsawrl.runtime.mps import wait_to_be_taken
+
+        wait_to_be_taken()
 
 
 def following(note: Path | None, device: str, worker: int) -> tuple[Callable[[], None], Callable[[], None]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jigsawrl.runtime.start import following, show_as
+from jigsawrl.runtime.start import following, settle_in, show_as
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
@@ -45,7 +44,7 @@ def start_pool_actor(
     note: Path,
 ) -> None:
     """It rolls out by itself, or is one of the gang that trains, with its place among those of its phase."""
-    os.environ.update(environment)
+    settle_in(environment, device)
     from jigsawrl.pipeline.actor_process import actor_main
     from jigsawrl.pipeline.pooled import RolloutActor, TrainingActor
 

@@ -27,6 +27,7 @@ from mixes import (
 
 from jigsawrl.cli_runs import run_several
 from jigsawrl.runtime.member import RETRIES
+from jigsawrl.runtime.shares import Cores
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +59,22 @@ def test_who_is_killed_goes_on_from_its_last_step_and_learns_the_same(
     (recovered,) = events(out, "recovered")
     assert recovered["pipeline"] == pipeline
     assert recovered["step"] in (1, 2)  # 2 was made, but it may not have been remembered yet
+    assert_nothing_is_left(out)
+
+
+def test_where_one_death_leaves_a_worker_useless_all_begin_anew_there_and_learn_the_same(
+    alone: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a client of MPS that reads memory which is not its own. Here the others could well go on."""
+    out = tmp_path / "out"
+    monkeypatch.setattr(Cores, "broken", lambda shares: True)
+    kill = kill_once("actor1:a", "a", 1, (signal.SIGKILL,))
+    outcome = run_here(write_mix(tmp_path, "jigsaw", prompt=True, a=SUMS, b=CALC), out, kill)
+    assert [(each.how, each.steps) for each in outcome.pipelines] == [("finished", STEPS)] * 2
+    assert {name: result(out / name) for name in "ab"} == alone
+    died = {each["pipeline"]: (each["deaths"], each["reason"]) for each in events(out, "died")}
+    assert died["a"][0] == 1
+    assert died["b"] == (0, "it could not go on after a had died")
     assert_nothing_is_left(out)
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.runtime import shares as shares_module
-from jigsawrl.runtime.mps import CONTROL, Mps, NoMps
+from jigsawrl.runtime.mps import CONTROL, Mps, NoMps, wait_to_be_taken
 from jigsawrl.runtime.shares import (
     NO_GAPS,
     Cores,
@@ -261,7 +261,11 @@ if [ "$1" = -f ]; then
 fi
 read -r order _
 [ -p "$orders" ] || exit 1
-if [ "$order" = quit ]; then echo quit >"$orders"; else echo 4711; fi
+case "$order" in
+    quit) echo quit >"$orders" ;;
+    get_server_status) cat "$CUDA_MPS_PIPE_DIRECTORY/status" ;;
+    *) echo 4711 ;;
+esac
 """
 """As much of the real one as is used here."""
 
@@ -291,6 +295,32 @@ def test_a_daemon_answers_when_it_is_started_and_leaves_nothing(control):
         mps.close()
     assert mps.keeper.returncode == 0
     mps.close()  # once more does no harm
+
+
+def test_a_daemon_says_when_a_clients_mistake_has_ended_them_all(control):
+    mps = Mps()
+    gpus = Gpus([H200], mps.environment, mps=mps)
+    status = Path(mps.environment["CUDA_MPS_PIPE_DIRECTORY"]) / "status"
+    try:
+        for said, broken in (("ACTIVE", False), ("FAULT", True), ("ACTIVE", False)):
+            status.write_text(f"{said}\n")
+            assert gpus.broken() == broken
+    finally:
+        mps.close()
+    assert not Gpus([H200], {}, without_mps="it is not installed").broken()
+
+
+@pytest.mark.parametrize("answers", [[0], [807, 807, 807, 0], [100]])
+def test_who_is_refused_for_another_clients_mistake_waits_until_he_is_taken(answers, monkeypatch):
+    monkeypatch.setattr("jigsawrl.runtime.mps.PAUSE_S", 0.0)
+    left = iter(answers)
+    wait_to_be_taken(lambda: next(left))
+    assert not list(left)
+
+
+def test_he_does_not_wait_forever(monkeypatch):
+    monkeypatch.setattr("jigsawrl.runtime.mps.READY_S", 0.05)
+    wait_to_be_taken(lambda: 807)
 
 
 def test_a_daemon_ends_with_whoever_started_it_however_that_was(control):
