@@ -147,6 +147,8 @@ class Gpu:
     """Times as long on a quarter of them as on all, measured."""
     undivided: str = ""
     """Why it cannot be divided."""
+    taken: int = 0
+    """Bytes that others had when it was looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,7 @@ class Gpus:
     def describe(self) -> str:
         gpu = self.found[0]
         which = "GPU 0" if len(self.found) == 1 else f"one of {len(self.found)} GPUs"
-        said = f"a worker is {which} ({gpu.name}, {gpu.sms} SMs); "
+        said = f"a worker is {which} ({gpu.name}, {gpu.sms} SMs{self._crowded()}); "
         if self.without_mps:
             return f"{said}shares are not held, and those on it take turns (no MPS: {self.without_mps})"
         if gpu.undivided:
@@ -209,6 +211,14 @@ class Gpus:
             f"{said}a training's share is a green context, in steps of {gpu.sms // gpu.units} SMs, under MPS "
             f"(checked: a quarter takes {gpu.ratio:.1f} times as long as all)"
         )
+
+    def _crowded(self) -> str:
+        """What to do where others have more of a GPU's memory than plans leave to them."""
+        gpu = max(self.found, key=lambda each: each.taken)
+        if gpu.taken <= (1 - DEVICE_PART) * gpu.memory:
+            return ""
+        left = max(1.0, (DEVICE_PART * gpu.memory - gpu.taken) / 1e9)
+        return f"; others have {gpu.taken / 1e9:.0f} GB of its memory, and memory: {left:.0f} would leave it to them"
 
 
 def divided(units: Units, shares: Sequence[float]) -> list[Units]:
@@ -333,15 +343,16 @@ def _seen(device: int) -> Gpu:
     from jigsawrl.runtime.green import CLEARLY, NoParts, Parts, quarter_ratio
 
     about = torch.cuda.get_device_properties(device)
-    gpu = (about.name, about.multi_processor_count, about.total_memory)
+    free, total = torch.cuda.mem_get_info(device)
+    gpu = Gpu(about.name, about.multi_processor_count, about.total_memory, taken=total - free)
     try:
         parts = Parts(device)
         ratio = quarter_ratio(parts)
     except NoParts as error:
-        return Gpu(*gpu, undivided=str(error))
+        return replace(gpu, undivided=str(error))
     if ratio < CLEARLY:
-        return Gpu(*gpu, ratio=ratio, undivided=f"a quarter is as good as all: {ratio:.2f} times the time")
-    return Gpu(*gpu, units=parts.units, ratio=ratio)
+        return replace(gpu, ratio=ratio, undivided=f"a quarter is as good as all: {ratio:.2f} times the time")
+    return replace(gpu, units=parts.units, ratio=ratio)
 
 
 NOTE = struct.Struct("=II")

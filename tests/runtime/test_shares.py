@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import cycle, pairwise
 from pathlib import Path
 
@@ -147,6 +148,11 @@ def test_shares_of_those_who_wait_do_not_count():
             Gpus([Gpu("Old", 40, 8 << 30, undivided="the package cuda-bindings is not installed")], {}),
             "a worker is GPU 0 (Old, 40 SMs); shares are not held, and those on it mix as they come, under MPS "
             "(the package cuda-bindings is not installed)",
+        ),
+        (
+            Gpus([replace(H200, memory=150 * 10**9, taken=35 * 10**9)], {}, without_mps="none here"),
+            "a worker is GPU 0 (NVIDIA H200, 132 SMs; others have 35 GB of its memory, and memory: 100 would leave "
+            "it to them); shares are not held, and those on it take turns (no MPS: none here)",
         ),
     ],
 )
