@@ -1,8 +1,9 @@
 """How fast a sub-stage runs on a part of a worker, and beside others.
 
-    speed = alone on that share  x  what each neighbour takes away
+    time = alone on that share  x  (1 + what each kind of neighbours adds to it)
 
-What moves data over a link feels only who else does, and they divide it; what waits for a host feels nobody.
+What moves data over a link feels only who else does, and they divide it; what waits for a host feels nobody. Where
+rollouts are not held to their shares, all of them have what trainings leave free.
 1 is the speed alone on the whole worker. Both factors are measurements (one H200, see `H200`), interpolated. Runs put
 them right: of every crowd that they have seen they know by how much it is faster or slower than that (`learned`).
 """
@@ -49,6 +50,9 @@ FREELY = 1.5
 NEGLIGIBLE = 0.05
 """Part of its speed that one may lose to a neighbour and be called undisturbed: no more than what runs err by."""
 
+ROLLOUTS: tuple[Signature, ...] = ("tail", "bulk", "prefill")
+"""What a rollout is bound by, as far as it takes a part of a worker."""
+
 Curve = tuple[tuple[float, float], ...]
 """Points (x, y), x rising; straight in between."""
 Crowd = tuple[Signature, tuple[Signature, ...]]
@@ -74,13 +78,15 @@ class Felt:
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """The table. `beside[a, b]` gives what n neighbours of signature b leave of a's speed."""
+    """The table. `beside[a, b]` gives what n neighbours of signature b leave of a's speed, if there are no others."""
 
     name: str
     source: str
     alone: Mapping[Signature, Curve]
     beside: Mapping[tuple[Signature, Signature], Curve]
     learned: Mapping[Crowd, Felt] = field(default_factory=dict)
+    holds_rollouts: bool = False
+    """Whether rollouts are held to their shares, as trainings are."""
 
     def speed(self, of: Occupant, neighbours: Sequence[Occupant] = ()) -> float:
         """Relative to running alone on the whole worker."""
@@ -90,9 +96,13 @@ class Interference:
             return at(self.beside["link", "link"], sum(n.signature == "link" for n in neighbours))
         own = self.known(of.signature)
         felt = sorted([self.known(n.signature) for n in neighbours if n.signature not in ("host", "link")])
-        speed = at(self.alone[own], of.share)
+        share = of.share
+        if own in ROLLOUTS and not self.holds_rollouts:
+            share = max(share, 1 - sum([n.share for n in neighbours if self.known(n.signature) == "compute"]))
+        time = 1.0
         for signature in sorted(set(felt)):
-            speed *= at(self.beside[own, signature], felt.count(signature))
+            time += 1 / at(self.beside[own, signature], felt.count(signature)) - 1
+        speed = at(self.alone[own], share) / time
         seen = self.learned.get((own, tuple(felt))) if self.learned else None
         return speed if seen is None else min(1.0, speed * seen.factor)
 
@@ -124,7 +134,8 @@ def best_shares(
     shares = [1.0] * len(signatures)
     if len(sharing) < 2:
         return tuple(shares)
-    if len(sharing) > MOST_DIVIDED or (undisturbed(table) and len(set(weights)) == 1):
+    held = table.holds_rollouts or any(table.known(signatures[i]) not in ROLLOUTS for i in sharing)
+    if len(sharing) > MOST_DIVIDED or not held or (undisturbed(table) and len(set(weights)) == 1):
         return tuple(1 / len(sharing) if i in sharing else 1.0 for i in range(len(signatures)))
     best, chosen = -1.0, None
     for split in _splits(len(sharing)):
@@ -212,11 +223,11 @@ H200 = Interference(
         "compute": ((0, 0), (0.25, 0.4), (0.5, 0.74), (0.625, 0.82), (0.75, 0.88), (0.875, 0.88), (1, 1)),
     },
     beside={
-        ("tail", "tail"): ((0, 1), (1, 0.68), (3, 0.506), (7, 0.304)),
-        ("tail", "bulk"): ((0, 1), (1, 0.57), (3, 0.325), (7, 0.195)),
+        ("tail", "tail"): ((0, 1), (1, 0.68), (3, 0.438), (7, 0.241)),
+        ("tail", "bulk"): ((0, 1), (1, 0.57), (3, 0.281), (7, 0.155)),
         ("tail", "compute"): ((0, 1), (1, 0.82), (2, 0.444)),
-        ("bulk", "tail"): ((0, 1), (1, 0.74), (3, 0.548), (7, 0.339)),
-        ("bulk", "bulk"): ((0, 1), (1, 0.67), (3, 0.371), (7, 0.23)),
+        ("bulk", "tail"): ((0, 1), (1, 0.74), (3, 0.48), (7, 0.264)),
+        ("bulk", "bulk"): ((0, 1), (1, 0.67), (3, 0.325), (7, 0.179)),
         ("bulk", "compute"): ((0, 1), (1, 0.72), (2, 0.41)),
         ("compute", "tail"): ((0, 1), (1, 0.7)),
         ("compute", "bulk"): ((0, 1), (1, 0.689)),
@@ -224,10 +235,9 @@ H200 = Interference(
         ("link", "link"): ((0, 1), (1, 1 / 2), (2, 1 / 3), (3, 1 / 4), (5, 1 / 6), (7, 1 / 8)),
     },
     learned={
-        ("tail", ("bulk", "compute")): Felt(1.03, 1.0),
-        ("bulk", ("compute", "tail")): Felt(1.2, 1.0),
-        ("compute", ("bulk", "tail")): Felt(1.35, 1.0),
-        ("tail", ("compute", "tail", "tail")): Felt(1.07, 1.0),
+        ("tail", ("bulk", "compute")): Felt(0.83, 1.0),
+        ("compute", ("bulk", "tail")): Felt(1.22, 1.0),
+        ("tail", ("compute", "tail", "tail")): Felt(0.87, 1.0),
     },
 )
 """Checked against the measured pairs in tests/graph/test_interference.py."""
@@ -240,6 +250,7 @@ CORES = Interference(
     source="by construction: a share is a number of cores, and cores do not get in each other's way",
     alone={"tail": _LINE, "bulk": _LINE, "compute": _LINE},
     beside={(a, b): _FREE for a in _FELT for b in _FELT},
+    holds_rollouts=True,
 )
 """Shares and nothing else."""
 

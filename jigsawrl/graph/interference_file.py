@@ -12,7 +12,7 @@ from itertools import pairwise, product
 from typing import Any, get_args
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.graph.interference import Crowd, Curve, Felt, Interference, Signature
+from jigsawrl.graph.interference import CORES, Crowd, Curve, Felt, Interference, Signature
 
 SHARING: tuple[Signature, ...] = ("tail", "bulk", "compute")
 """What takes a part of a worker, in every table."""
@@ -27,6 +27,7 @@ def table_out(table: Interference) -> dict[str, Any]:
     return {
         "name": table.name,
         "source": table.source,
+        "holds_rollouts": table.holds_rollouts,
         "alone": {signature: _points(table.alone[signature]) for signature in sharing},
         "beside": {_name((of, (other,))): _points(table.beside[of, other]) for of, other in _pairs(sharing)},
         "learned": {
@@ -42,13 +43,17 @@ def table_in(entry: dict[str, Any], where: str) -> Interference:
     alone = {signature: _curve(entry["alone"], signature, where) for signature in sharing}
     pairs = _pairs(sharing)
     beside = {(of, other): _curve(entry["beside"], _name((of, (other,))), where) for of, other in pairs}
+    if any(y <= 0 for curve in beside.values() for _, y in curve):
+        raise JigsawError(f"{where}, beside: nobody is brought to a stand by neighbours")
     if any(y > 1 for curve in alone.values() for _, y in curve):
         raise JigsawError(f"{where}, alone: nothing is faster on a part of a worker than on all of it")
     learned = {
         _crowd(name, where): Felt(_number(felt["factor"], where, least=1e-6), _number(felt["times"], where))
         for name, felt in entry.get("learned", {}).items()
     }
-    return Interference(str(entry["name"]), str(entry["source"]), alone, beside, learned)
+    name = str(entry["name"])
+    holds_rollouts = bool(entry.get("holds_rollouts", name == CORES.name))
+    return Interference(name, str(entry["source"]), alone, beside, learned, holds_rollouts)
 
 
 def _sharing(with_prefill: bool) -> tuple[Signature, ...]:

@@ -1,7 +1,7 @@
 """An interference table from what was measured of sharing a GPU. Pure.
 
-Rollouts are never held to a part of a GPU, trainings are. So what a rollout is said to have is what a training beside
-it leaves free: on `share` of a worker it is as fast as beside a training that keeps to the rest.
+Rollouts are never held to a part of a GPU, trainings are. So what a rollout has is what a training beside it leaves
+free: on `share` of a worker it is as fast as beside a training that keeps to the rest.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import combinations_with_replacement
 from jigsawrl.graph.interference import (
     H200,
     LEVELS,
+    ROLLOUTS,
     Crowd,
     Curve,
     Felt,
@@ -34,7 +35,6 @@ PARTS = (4, *HELD)
 """Levels at which it is measured alone."""
 BEST = 10
 """The level at which it does best beside a rollout."""
-ROLLOUTS: tuple[Signature, ...] = ("tail", "bulk", "prefill")
 SIZES = 3
 """Of batches that each kind of decoding is measured with, where `sizes` says so."""
 BEYOND = 2.0
@@ -81,7 +81,7 @@ def table_from(measured: Measured, name: str, source: str) -> Interference:
         )
     for one in ROLLOUTS:
         for other in ROLLOUTS:
-            beside[one, other] = _rollouts(measured, one, other, alone[one])
+            beside[one, other] = _rollouts(measured, one, other)
     both = measured[("compute", ALL), ("compute", ALL)]
     half = at(alone["compute"], 0.5)
     beside["compute", "compute"] = ((0, 1.0), (1, min(1.0, sum(both) / 2 / half)))
@@ -124,8 +124,8 @@ def _with_training(measured: Measured, kind: Signature, training: Curve) -> tupl
     return (*points, (1.0, 1.0)), tuple(felt), tuple(feels)
 
 
-def _rollouts(measured: Measured, one: Signature, other: Signature, alone: Curve) -> Curve:
-    """What others of a kind leave of a rollout, everyone with as much as everyone else."""
+def _rollouts(measured: Measured, one: Signature, other: Signature) -> Curve:
+    """What others of a kind leave of a rollout."""
     points = [(0.0, 1.0)]
     for count in (1, 3):
         key = ((one, ALL), *((other, ALL),) * count)
@@ -136,11 +136,10 @@ def _rollouts(measured: Measured, one: Signature, other: Signature, alone: Curve
             speed = measured[turned][-1]
         else:
             continue
-        points.append((float(count), speed / at(alone, 1 / (1 + count))))
+        points.append((float(count), speed))
     if len(points) == 2:
         points.append((3.0, points[1][1] ** BEYOND))
-    four = points[2][1] * at(alone, 1 / 4)
-    points.append((7.0, min(points[2][1], OF_EIGHT * four / 2 / at(alone, 1 / 8))))
+    points.append((7.0, OF_EIGHT * points[2][1] / 2))
     return tuple(points)
 
 

@@ -50,6 +50,35 @@ def test_measured_pairs_come_out_as_measured(
     assert predicted == pytest.approx(speed, rel=0.1)
 
 
+SEEN: list[tuple[Signature, list[Signature], float]] = [
+    # what runs, beside what, its speed in whole runs of `gpu_multiplex.py`, by least squares over their sub-stages
+    ("tail", ["bulk", "tail"], 0.48),
+    ("tail", ["bulk", "bulk"], 0.55),
+    ("tail", ["bulk", "bulk", "tail"], 0.35),
+    ("tail", ["bulk", "tail", "tail"], 0.39),
+    ("bulk", ["bulk", "tail"], 0.54),
+    ("bulk", ["tail", "tail"], 0.58),
+]
+
+
+@pytest.mark.parametrize(("kind", "others", "speed"), SEEN)
+def test_crowds_of_several_kinds_come_out_roughly_as_they_were_seen(
+    kind: Signature, others: list[Signature], speed: float
+) -> None:
+    share = 1 / (1 + len(others))
+    predicted = H200.speed(Occupant(kind, share), [Occupant(other, share) for other in others])
+    assert predicted == pytest.approx(speed, rel=0.25)
+
+
+def test_all_rollouts_have_what_a_training_leaves_where_they_are_not_held_to_shares() -> None:
+    training, small, large = Occupant("compute", 0.75), Occupant("tail", 0.05), Occupant("tail", 0.2)
+    assert H200.speed(small, [large, training]) == H200.speed(large, [small, training])
+    assert H200.speed(large, [small, training]) < H200.speed(large, [small, Occupant("compute", 0.5)])
+    assert H200.speed(small, [large]) == H200.speed(large, [small])
+    held = replace(H200, holds_rollouts=True)
+    assert held.speed(small, [large, training]) < held.speed(large, [small, training])
+
+
 def test_alone_on_the_whole_worker_is_full_speed() -> None:
     for kind in SHARING:
         assert H200.speed(Occupant(kind, 1.0)) == 1.0
