@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import product
+from itertools import combinations, product
 from typing import Literal
 
 from jigsawrl.graph.hardware import CPU
@@ -47,6 +47,9 @@ WORTH = 1.05
 """By so much another one on a worker must raise the total of their speeds."""
 FREELY = 1.5
 """Total speed of two on one worker from which on sharing is as good as having it alone."""
+AS_GOOD = 0.01
+"""Part of the best total of speeds that may be lost for those who do alike to have alike: who came first has no more
+than the other, and shares stay as they are where others come and go."""
 NEGLIGIBLE = 0.05
 """Part of its speed that one may lose to a neighbour and be called undisturbed: no more than what runs err by."""
 
@@ -137,16 +140,22 @@ def best_shares(
     held = table.holds_rollouts or any(table.known(signatures[i]) not in ROLLOUTS for i in sharing)
     if len(sharing) > MOST_DIVIDED or not held or (undisturbed(table) and len(set(weights)) == 1):
         return tuple(1 / len(sharing) if i in sharing else 1.0 for i in range(len(signatures)))
-    best, chosen = -1.0, None
+    found: list[tuple[float, tuple[int, ...]]] = []
     for split in _splits(len(sharing)):
         occupants = [Occupant(signatures[i], part / LEVELS) for i, part in zip(sharing, split, strict=True)]
         total = sum(
             weights[i] * table.speed(occupant, occupants[:k] + occupants[k + 1 :])
             for k, (i, occupant) in enumerate(zip(sharing, occupants, strict=True))
         )
-        if total > best + 1e-12:
-            best, chosen = total, split
-    assert chosen is not None
+        found.append((total, split))
+    best = max(total for total, _ in found)
+    alike = [
+        (j, k)
+        for j, k in combinations(range(len(sharing)), 2)
+        if signatures[sharing[j]] == signatures[sharing[k]]
+    ]
+    near = [(total, split) for total, split in found if total >= (1 - AS_GOOD) * best]
+    _, chosen = min(near, key=lambda each: (sum(abs(each[1][j] - each[1][k]) for j, k in alike), -each[0]))
     for i, part in zip(sharing, chosen, strict=True):
         shares[i] = part / LEVELS
     return tuple(shares)

@@ -153,6 +153,12 @@ def test_shares_are_a_division_of_the_worker(kinds: list[Signature]) -> None:
     assert min(shares) > 0
 
 
+@pytest.mark.parametrize("kinds", [("tail", "compute", "tail", "compute"), ("bulk", "compute", "bulk")])
+def test_those_who_do_alike_have_alike_where_that_costs_next_to_nothing(kinds: tuple[Signature, ...]) -> None:
+    shares = best_shares(H200, kinds, (1.0,) * len(kinds))
+    assert all(len({s for k, s in zip(kinds, shares, strict=True) if k == kind}) == 1 for kind in kinds)
+
+
 def test_cores_are_exactly_shared() -> None:
     assert CORES.speed(Occupant("compute", 0.5), [Occupant("tail", 0.5)]) == 0.5
 
