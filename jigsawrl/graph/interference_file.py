@@ -1,5 +1,6 @@
 """An interference table as it stands in a profile: curves as lists of points, crowds by their names.
 
+"holds_rollouts": false
 "alone":   {"tail": [[0, 0], [0.5, 0.92], [1, 1]], ...}
 "beside":  {"tail beside compute": [[0, 1], [1, 0.8], [3, 0.6]], ...}
 "learned": {"tail beside bulk, compute": {"factor": 0.9, "times": 4.2}, ...}
@@ -44,7 +45,7 @@ def table_in(entry: dict[str, Any], where: str) -> Interference:
     pairs = _pairs(sharing)
     beside = {(of, other): _curve(entry["beside"], _name((of, (other,))), where) for of, other in pairs}
     if any(y <= 0 for curve in beside.values() for _, y in curve):
-        raise JigsawError(f"{where}, beside: nobody is brought to a stand by neighbours")
+        raise JigsawError(f"{where}, beside: neighbours bring nobody to a stand, so no speed is 0")
     if any(y > 1 for curve in alone.values() for _, y in curve):
         raise JigsawError(f"{where}, alone: nothing is faster on a part of a worker than on all of it")
     learned = {

@@ -62,6 +62,7 @@ def test_a_profile_keeps_what_was_learned_of_sharing_its_hardware_and_only_of_th
         ("alone", {"tail": [[0.5, 0.5], [0.2, 1.0]]}, "from left to right"),
         ("alone", {"bulk": [[0.0, 1.5]]}, "nothing is faster"),
         ("beside", {"tail beside tail": [[0, -1]]}, "-1 is no speed"),
+        ("beside", {"tail beside tail": [[0, 1], [1, 0]]}, "no speed is 0"),
         ("learned", {"tail beside magic": {"factor": 1.0, "times": 1.0}}, "'magic' binds no sub-stage"),
         ("learned", {"tail beside tail": {"factor": 0.0, "times": 1.0}}, "0.0 is no speed"),
         ("learned", {"tail beside tail": {"times": 1.0}}, "lacks the key 'factor'"),
