@@ -175,6 +175,11 @@ class Lanes:
                 soonest = lane.left / lane.speed
         return self.now + soonest
 
+    def seconds_left(self, lane: Lane) -> float:
+        """Of all of it at the speed of now; infinity while it stands still."""
+        self._settle()
+        return lane.left_in_all() / lane.speed if lane.speed > 0 else float("inf")
+
     def advance(self, until: float) -> list[Lane]:
         """Moves the clock; lanes whose sub-stage ended by then. They wait for `proceed`."""
         self._settle()

@@ -11,7 +11,6 @@ from typing import Any
 
 from jigsawrl.graph.interference import Interference
 from jigsawrl.graph.outlook import Outlook
-from jigsawrl.policies.starts import engine_bytes
 from jigsawrl.policies.state import (
     Action,
     Event,
@@ -23,13 +22,13 @@ from jigsawrl.policies.state import (
     Resize,
     Resume,
     Start,
-    Swap,
+    Wait,
     Woken,
 )
 from jigsawrl.runtime.company import Company, after
 from jigsawrl.runtime.learning import BETWEEN_S, Followed, Learned, Seen
-from jigsawrl.runtime.memory import Memory
 from jigsawrl.runtime.messages import At, Began, Loads, Over
+from jigsawrl.runtime.rooms import Rooms
 from jigsawrl.runtime.world import World
 
 
@@ -110,12 +109,9 @@ class Mind:
     """The first ones, that run rollouts only while the others train; None: all run both."""
     world: World = field(init=False)
     thoughts: dict[str, Thought] = field(default_factory=dict)
-    memories: tuple[Memory, ...] = field(init=False)
-    """Of the workers that are alike. Those that only roll out are not: a pipeline may keep to some of them."""
+    rooms: Rooms = field(init=False)
     loading: list[str] = field(default_factory=list)
     """Pipelines that wait for room to be set up."""
-    coming: set[str] = field(default_factory=set)
-    """Pipelines that have it, and are not set up yet: they cannot sleep."""
     events: list[Event] = field(default_factory=list)
     """That nothing was decided on yet."""
     felt: list[Followed] = field(default_factory=list)
@@ -126,11 +122,7 @@ class Mind:
     def __post_init__(self) -> None:
         first = self.rollout_workers
         self.world = World(self.table, self.workers, self.device_bytes, self.units, first)
-        everyone = self.world.workers
-        kinds: list[tuple[Place, Phase | None]] = [(everyone, None)]
-        if first is not None:
-            kinds = [*(((each,), "rollout") for each in everyone[:first]), (everyone[first:], "training")]
-        self.memories = tuple(Memory(self.device_bytes, workers=each, phase=phase) for each, phase in kinds)
+        self.rooms = Rooms(self.world, first)
 
     def join(self, name: str, outlook: Outlook, rollout_home: Place | None = None) -> None:
         """It may begin from now on."""
@@ -138,27 +130,11 @@ class Mind:
             shape = replace(outlook.shape, base="")
             outlook = Outlook(shape, outlook.costs, outlook.hardware, outlook.forecast)
         self.thoughts[name] = Thought(Learned(outlook), rollout_home)
-        home = rollout_home or self.world.rollout_home
-        for memory in self.memories:
-            count = len(memory.workers)
-            if memory.phase is None:
-                memory.states[name] = outlook.memory(count, 1, count).awake
-            elif memory.phase == "training":
-                memory.states[name] = outlook.memory(count, 1, count).host
-            elif not set(home).isdisjoint(memory.workers):
-                memory.states[name] = engine_bytes(outlook, len(home), 1)
+        self.rooms.join(name, outlook, rollout_home or self.world.rollout_home)
 
     def is_awake(self, name: str) -> bool:
         """Whether there is room for all of its state, and it has it."""
-        return all(name in memory.awake for memory in self.memories_of(name))
-
-    def memories_of(self, name: str, phase: Phase | None = None) -> list[Memory]:
-        """Those that its state is in, or that of the actors of one phase."""
-        return [
-            memory
-            for memory in self.memories
-            if name in memory.states and (phase is None or memory.phase in (None, phase))
-        ]
+        return self.rooms.is_awake(name)
 
     def hear(self, name: str, news: News) -> None:
         match news:
@@ -197,7 +173,7 @@ class Mind:
         if self.loading or not everyone:
             return actions
         events, self.events = self.events, []
-        chosen = self.policy.decide(self.world.state(), events)
+        chosen = self._chosen(events)
         for action in chosen:
             match action:
                 case Start():
@@ -208,43 +184,30 @@ class Mind:
                     self.world.lanes.pause(lane, isinstance(action, Pause))
                 case Resize(lane, share):
                     self.world.lanes.resize(lane, share)
-        return [*actions, *self._sleep(), *chosen]
+        return [*actions, *self.rooms.sleep(), *chosen]
+
+    def _chosen(self, events: list[Event]) -> list[Action]:
+        """What the policy does; but nobody sleeps for room that comes sooner by itself. Who would have to wait for it
+        is not there, as far as the policy knows."""
+        pipelines = self.world.pipelines
+        waits: dict[str, float] = {}
+        while True:
+            for name in waits:
+                pipelines[name].status = "done"
+            chosen = self.policy.decide(self.world.state(), events)
+            for name in waits:
+                pipelines[name].status = "ready"
+            later = self.rooms.later([action for action in chosen if isinstance(action, Start)])
+            if not later:
+                return [*chosen, *(Wait(until) for until in sorted(set(waits.values())))]
+            waits |= later
 
     def _load(self) -> list[Action]:
         actions: list[Action] = []
-        while self.loading:
-            name = self.loading[0]
-            own = self.memories_of(name)
-            if any(self._in_the_way(memory, memory.states[name]) is None for memory in own):
-                break
-            actions += [*self._sleep(name), Swap(name, out=False)]
-            for memory in own:
-                memory.wakes(name, self.world.lanes.now)
-            self.coming.add(self.loading.pop(0))
+        while self.loading and (given := self.rooms.load(self.loading[0])):
+            actions += given
+            self.loading.pop(0)
         return actions
-
-    def _sleep(self, newcomer: str | None = None) -> list[Action]:
-        """Those that do not run and are in the way, also of one that comes."""
-        actions: list[Action] = []
-        for memory in self.memories:
-            needed = memory.states.get(newcomer, 0.0) if newcomer else 0.0
-            for name in self._in_the_way(memory, needed) or ():
-                for each in self.memories_of(name, memory.phase):
-                    each.sleeps(name)
-                actions.append(Swap(name, out=True, phase=memory.phase))
-        return actions
-
-    def _in_the_way(self, memory: Memory, needed: float) -> list[str] | None:
-        running = {
-            pipeline.name
-            for pipeline in self.world.pipelines.values()
-            if pipeline.status == "running" and memory.phase in (None, pipeline.phase)
-        }
-        held = max(self.world.held[worker] for worker in memory.workers)
-        if memory.phase == "rollout":  # some may roll out on other workers only, and are awake here too
-            held = max(held, sum(memory.states.get(name, 0.0) for name in running))
-        held += sum(memory.states.get(name, 0.0) for name in self.coming)
-        return memory.to_sleep(running | self.coming, held, needed)
 
     def runs(self, name: str) -> tuple[Phase, int] | None:
         """Phase and step that a pipeline may be at now."""
@@ -252,7 +215,7 @@ class Mind:
         return (pipeline.phase, pipeline.step) if pipeline and pipeline.status == "running" else None
 
     def _began(self, name: str, steps: int, done: int) -> None:
-        self.coming.discard(name)
+        self.rooms.coming.discard(name)
         if done < steps:
             again = name in self.world.pipelines
             thought = self.thoughts[name]
@@ -337,9 +300,7 @@ class Mind:
 
     def _forget(self, name: str) -> None:
         self.thoughts[name].could = None
-        self.coming.discard(name)
-        for memory in self.memories:
-            memory.sleeps(name)
+        self.rooms.leave(name)
         if name in self.loading:
             self.loading.remove(name)
 
@@ -354,8 +315,7 @@ class Mind:
         world.start(action)
         thought.since, thought.alone = world.lanes.now, True
         pipeline = world.pipelines[action.pipeline]
-        for memory in self.memories_of(pipeline.name, pipeline.phase):
-            memory.wakes(pipeline.name, world.lanes.now)
+        self.rooms.wakes(pipeline.name, pipeline.phase)
         lanes = [world.lanes.lanes[key] for key in pipeline.lanes]
         thought.foreseen = max(lane.left_in_all() for lane in lanes)
         shared = {key for there in world.lanes.on_worker if len(there) > 1 for key in there}

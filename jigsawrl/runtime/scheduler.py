@@ -449,7 +449,7 @@ class Scheduler:
                     self.falling_asleep.add((name, action.phase))
                     self._tell(self.members[name], Sleep(action.phase))
                 case Wait(until):
-                    self.wakes = sorted([*self.wakes, until])
+                    self.wakes = sorted({*self.wakes, until})
 
 
 @contextmanager
