@@ -26,20 +26,31 @@ def keyed_uniform(key, position):
 
 @triton.jit
 def tile_kernel(
-    logits, rows, temperatures, maxima, sums, V, SLOTS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr
+    logits,
+    rows,
+    temperatures,
+    maxima,
+    sums,
+    tiles,
+    V,
+    SLOTS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    TILE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """A tile's maximum and sum of exponentials, where no product has left them."""
-    tile = tl.program_id(0)
+    """Some tiles' maxima and sums of exponentials, where no product has left them."""
+    t = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
     slot = tl.program_id(1)
     if PDL:
         gdc_wait()
-    v = tile * TILE + tl.arange(0, TILE)
+    v = t[:, None] * TILE + tl.arange(0, TILE)[None, :]
     heat = tl.load(temperatures + tl.load(rows + slot))
     logit = tl.load(logits + slot.to(tl.int64) * V + v, mask=v < V, other=-float("inf")).to(tl.float32)
     logit = logit / tl.where(heat == 0.0, 1.0, heat)
-    highest = tl.max(logit, axis=0)
-    tl.store(maxima + tile * SLOTS + slot, highest)
-    tl.store(sums + tile * SLOTS + slot, tl.sum(tl.exp(logit - highest), axis=0))
+    highest = tl.max(logit, axis=1)
+    place = t * SLOTS + slot
+    tl.store(maxima + place, highest, mask=t < tiles)
+    tl.store(sums + place, tl.sum(tl.exp(logit - highest[:, None]), axis=1), mask=t < tiles)
 
 
 @triton.jit
