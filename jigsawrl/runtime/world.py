@@ -37,8 +37,9 @@ SHORT = 1e-3
 """Seconds of what is not foreseen."""
 OVERDUE = 0.1
 """A sub-stage that should have ended is thought to need this part of its time more."""
-UNTOLD: tuple[Substage, ...] = ("swap", "prefill", "reward")
-"""Sub-stages whose ends nobody tells: engines say that they decode when the first sample has ended."""
+UNTOLD: tuple[Substage, ...] = ("swap", "prefill", "reward", "logprob")
+"""Sub-stages whose ends nobody tells: engines say that they decode when the first sample has ended, and of a training
+the end alone is told. Gradients are thought to go on until then, for what follows them is brief."""
 
 
 @dataclass(slots=True)

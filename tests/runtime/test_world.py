@@ -202,6 +202,21 @@ def test_a_rollout_is_thought_to_decode_when_it_should_have_begun_to_though_nobo
     assert mind.world.kind(lane) == "decode"
 
 
+def test_a_training_is_thought_to_make_gradients_once_its_logprobs_should_be_there() -> None:
+    world = on_a_gpu().world
+    world.ask("c", "training", 1)
+    world.start(Start("c", ((0,),)))
+    (key,) = world.pipelines["c"].lanes
+    lane = world.lanes.lanes[key]
+    logprobs, gradients = (segment.seconds for segment in lane.segments[:2])
+    assert world.kind(key) == "logprob"
+    world.advance(logprobs + gradients / 2)
+    assert world.kind(key) == "grad"
+    assert lane.left == pytest.approx(gradients / 2)
+    world.advance(1e6)  # of its end a word would have come
+    assert world.kind(key) == "grad"
+
+
 @pytest.mark.parametrize(("waking", "in_turn"), [(BRIEF / 2, False), (2 * BRIEF, True)])
 def test_nobody_stands_still_for_what_is_over_in_a_moment(waking: float, in_turn: bool) -> None:
     world = on_a_gpu(waking).world
