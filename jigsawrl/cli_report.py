@@ -61,7 +61,7 @@ def replay(
     The policy hears what it heard then, and must decide the same. Exit code 1 where it does not: the policy, or what
     it knows of the pipelines, is another one now.
     """
-    from jigsawrl.runtime.replay import replayed
+    from jigsawrl.runtime.replay import other_python, replayed
 
     decisions = list(replayed(run))
     others = [each for each in decisions if not each.same]
@@ -74,5 +74,9 @@ def replay(
         print(f"{len(decisions)} decisions, {len(others)} of them others than they were; first:")
         print(f"  it was  {json.dumps(others[0].was)}")
         print(f"  it is   {json.dumps(others[0].now)}")
+        if python := other_python(run):
+            print(
+                f"the run was made by Python {python}, whose sums differ in their last digits: replay it with that"
+            )
     if others:
         raise typer.Exit(1)

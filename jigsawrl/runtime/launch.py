@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import platform
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -125,6 +126,7 @@ def _run(
         pipelines=list(members),
         hardware=asdict(worker),
         units=len(shares.workers[0]),
+        python=platform.python_version(),
     )
     control = Control(out)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,22 @@ def replayed(run: Path) -> Iterator[Decision]:
         raise JigsawError(f"{run}: is not the run of several pipelines; there is nothing to replay")
     if replay.open is not None:
         yield replay.open
+
+
+def other_python(run: Path) -> str:
+    """The version of Python that the run was made by, where it adds floats otherwise than this one; else nothing.
+
+    From 3.12 on `sum` keeps what rounding loses: choices that are as good as each other may turn out otherwise.
+    """
+    events = (event for _, event in jsonl.read(run / EVENTS_FILE))
+    made_by = next((event["python"] for event in events if "python" in event), "")
+    return (
+        made_by if made_by and _keeps_rounding(made_by) != _keeps_rounding(platform.python_version()) else ""
+    )
+
+
+def _keeps_rounding(python: str) -> bool:
+    return tuple(int(part) for part in python.split(".")[:2]) >= (3, 12)
 
 
 @dataclass(slots=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import platform
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,12 @@ def test_a_log_replayed_through_its_policy_gives_the_same_actions(
     said = json.loads(shown.stdout)
     assert said["others"] > 0
     assert said["first"]["was"] != said["first"]["now"]
+
+    hint = "replay it with that"
+    assert hint not in CliRunner().invoke(app, ["replay", str(out)]).stdout
+    ours, theirs = platform.python_version(), "3.11.7" if sys.version_info >= (3, 12) else "3.12.3"
+    (out / "events.jsonl").write_text(log.replace(f'"python":"{ours}"', f'"python":"{theirs}"'))
+    assert f"by Python {theirs}" in CliRunner().invoke(app, ["replay", str(out)]).stdout
 
 
 def test_what_has_no_decisions_says_so(tmp_path: Path) -> None:
