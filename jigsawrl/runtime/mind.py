@@ -132,10 +132,6 @@ class Mind:
         self.thoughts[name] = Thought(Learned(outlook), rollout_home)
         self.rooms.join(name, outlook, rollout_home or self.world.rollout_home)
 
-    def is_awake(self, name: str) -> bool:
-        """Whether there is room for all of its state, and it has it."""
-        return self.rooms.is_awake(name)
-
     def hear(self, name: str, news: News) -> None:
         match news:
             case Due():

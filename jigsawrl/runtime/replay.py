@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,14 +61,11 @@ def other_python(run: Path) -> str:
     From 3.12 on `sum` keeps what rounding loses: choices that are as good as each other may turn out otherwise.
     """
     events = (event for _, event in jsonl.read(run / EVENTS_FILE))
-    made_by = next((event["python"] for event in events if "python" in event), "")
-    return (
-        made_by if made_by and _keeps_rounding(made_by) != _keeps_rounding(platform.python_version()) else ""
-    )
-
-
-def _keeps_rounding(python: str) -> bool:
-    return tuple(int(part) for part in python.split(".")[:2]) >= (3, 12)
+    made_by = next((str(event["python"]) for event in events if "python" in event), "")
+    theirs, ours = (re.match(r"3\.(\d+)", each) for each in (made_by, platform.python_version()))
+    if theirs is None or ours is None:
+        return ""
+    return made_by if (int(theirs[1]) >= 12) != (int(ours[1]) >= 12) else ""
 
 
 @dataclass(slots=True)

@@ -67,7 +67,7 @@ class Rooms:
             memory.wakes(name, self.world.lanes.now)
 
     def load(self, name: str) -> list[Swap]:
-        """Gives room to one that is to be set up: who sleeps for it, and its own coming. None, if there is none."""
+        """Gives room to one that is to be set up: who sleeps for it, and its coming. Nothing where there is none."""
         own = self.of(name)
         if any(self._in_the_way(memory, memory.states[name]) is None for memory in own):
             return []

@@ -402,7 +402,7 @@ class Scheduler:
         if self.falling_asleep:
             return
         for member in self.members.values():
-            if member.loads and self.mind.is_awake(member.name):
+            if member.loads and self.mind.rooms.is_awake(member.name):
                 member.loads = False
                 self._tell(member, Load())
             runs = self.mind.runs(member.name)

@@ -48,6 +48,8 @@ def test_a_log_replayed_through_its_policy_gives_the_same_actions(
     ours, theirs = platform.python_version(), "3.11.7" if sys.version_info >= (3, 12) else "3.12.3"
     (out / "events.jsonl").write_text(log.replace(f'"python":"{ours}"', f'"python":"{theirs}"'))
     assert f"by Python {theirs}" in CliRunner().invoke(app, ["replay", str(out)]).stdout
+    (out / "events.jsonl").write_text(log.replace(f'"python":"{ours}"', '"python":["x"]'))
+    assert hint not in CliRunner().invoke(app, ["replay", str(out)], catch_exceptions=False).stdout
 
 
 def test_what_has_no_decisions_says_so(tmp_path: Path) -> None:

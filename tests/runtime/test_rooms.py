@@ -6,15 +6,13 @@ from dataclasses import replace
 
 import pytest
 from graph.planning import WORKER, job
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.interference import H200
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.state import Action, Start, Swap, Wait
-from jigsawrl.runtime.memory import AGAIN, FIRST, Memory
+from jigsawrl.runtime.memory import AGAIN, FIRST
 from jigsawrl.runtime.messages import Began, Loads, Over
 from jigsawrl.runtime.mind import Due, Gone, Held, Mind
 
@@ -155,15 +153,3 @@ def test_one_that_comes_again_with_new_processes_has_never_slept() -> None:
     assert memory.seconds(["c"]) == SIZES.awake / AGAIN
     mind.hear("c", Gone())
     assert memory.seconds(["c"]) == SIZES.awake / FIRST
-
-
-@given(st.dictionaries(st.sampled_from("abcd"), st.floats(0, 1e11), min_size=1), st.data())
-def test_a_second_sleep_never_takes_longer_than_the_first(
-    states: dict[str, float], data: st.DataObject
-) -> None:
-    memory = Memory(1e12, states)
-    those = data.draw(st.lists(st.sampled_from(sorted(states)), unique=True))
-    first = memory.seconds(those)
-    for name in those:
-        memory.sleeps(name)
-    assert memory.seconds(those) <= first
