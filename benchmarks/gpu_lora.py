@@ -52,7 +52,7 @@ from jigsawrl.model.lora import TARGETS, adapters_on, add_lora, lora_state, shar
 from jigsawrl.model.transformer import Transformer
 from jigsawrl.pipeline.losses import LossInputs, LossSettings, policy_loss
 from jigsawrl.runtime.shared_actor import SWITCH_S
-from jigsawrl.trainer.batch import Batch
+from jigsawrl.trainer.batch import Batch, onto, repeated
 from jigsawrl.trainer.logprobs import token_logprobs
 from jigsawrl.trainer.optimizer import OptimizerSettings
 from jigsawrl.trainer.trainer import Metrics, Trainer, trained_tokens
@@ -155,7 +155,7 @@ class Pipeline:
             tokens,
             trained,
             {
-                "advantages": advantages.repeat_interleave(torch.tensor([len(each) for each in trained])),
+                "advantages": repeated(advantages, torch.tensor([len(each) for each in trained])),
                 "weights": torch.full((count,), 1 / count),
                 "engine_logprobs": torch.tensor([x for o in outputs for x in o.generated.logprobs]),
             },
@@ -166,15 +166,15 @@ class Pipeline:
 
     def _objective(self, micro: Batch, hidden: Tensor) -> tuple[Tensor, Metrics]:
         device = hidden.device
-        values = {name: value.to(device) for name, value in micro.values.items()}
-        targets = trained_tokens(micro).to(device)
+        values = {name: onto(device, value) for name, value in micro.values.items()}
+        targets = onto(device, trained_tokens(micro))
         logprobs, entropy = token_logprobs(hidden, self.model.head, targets, 1.0, entropy_gradient=False)
         inputs = LossInputs(
             logprobs=logprobs,
             old_logprobs=logprobs.detach(),
             advantages=values["advantages"],
             weights=values["weights"],
-            sequence=micro.sequence.to(device),
+            sequence=onto(device, micro.sequence),
             entropy=entropy,
             engine_logprobs=values["engine_logprobs"],
         )

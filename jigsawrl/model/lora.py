@@ -45,53 +45,58 @@ class Lora(nn.Module):
 
     def with_base(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """What the frozen matrix makes of rows x, and what the adapters add to it, with gradients for x and them."""
-        ones, others = list(self.a.values()), list(self.b.values())
-        out: Tensor = _Adapted.apply(x, weight, bias, self.scale, self.bounds, self.ranks, *ones, *others)  # type: ignore[no-untyped-call]
+        out: Tensor = _Adapted.apply(x, weight, bias, self, *self.a.values(), *self.b.values())  # type: ignore[no-untyped-call]
         return out
+
+    def add_to(self, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds to y in place what the adapters make of rows x; returns what `gradients` needs beside x.
+
+        Outputs and inputs are wide and ranks are low: what is wide is read and written by products alone, and as the
+        parts' first products have the same input, they are one product, as are those that lead back to it.
+        """
+        ones = list(self.a.values())
+        stacked = torch.cat(ones) if len(ones) > 1 else ones[0]
+        low = x.new_empty(x.shape[0], sum(self.ranks))
+        low.addmm_(x, stacked.t(), beta=0, alpha=self.scale)
+        lows = low.split_with_sizes(self.ranks, 1)
+        for (start, end), each, b in zip(self.bounds, lows, self.b.values(), strict=True):
+            y[:, start:end].addmm_(each, b.t())
+        return low, stacked
+
+    def gradients(
+        self, grad: Tensor, x: Tensor, low: Tensor, stacked: Tensor, back: Tensor | None
+    ) -> list[Tensor]:
+        """Of all `a`, then of all `b`, from the gradient of the output; that of x is added to `back` in place."""
+        slope = torch.empty_like(low)
+        lows, slopes = low.split_with_sizes(self.ranks, 1), slope.split_with_sizes(self.ranks, 1)
+        steps: list[Tensor] = []
+        for (start, end), each, into, b in zip(self.bounds, lows, slopes, self.b.values(), strict=True):
+            part = grad[:, start:end]
+            into.addmm_(part, b, beta=0, alpha=self.scale)
+            steps.append(torch.mm(part.t(), each))
+        if back is not None:
+            back.addmm_(slope, stacked)
+        return [*torch.mm(slope.t(), x).split_with_sizes(self.ranks), *steps]
 
 
 class _Adapted(torch.autograd.Function):
-    """x W^T + bias, and scale * x A^T B^T added to parts of it.
-
-    Outputs and inputs are wide and ranks are low: what is wide is read and written by products alone, and as the
-    parts' first products have the same input, they are one product, as are those that lead back to it.
-    """
+    """x W^T + bias, and scale * x A^T B^T added to parts of it."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        scale: float,
-        bounds: list[tuple[int, int]],
-        ranks: list[int],
-        *pairs: Tensor,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, lora: Lora, *pairs: Tensor
     ) -> Tensor:
-        ones, others = pairs[: len(ranks)], pairs[len(ranks) :]
-        stacked = torch.cat(ones) if len(ones) > 1 else ones[0]
-        y, low = F.linear(x, weight, bias), x.new_empty(x.shape[0], sum(ranks))
-        low.addmm_(x, stacked.t(), beta=0, alpha=scale)
-        for (start, end), each, b in zip(bounds, low.split_with_sizes(ranks, 1), others, strict=True):
-            y[:, start:end].addmm_(each, b.t())
-        ctx.scale, ctx.bounds, ctx.ranks = scale, bounds, ranks
-        ctx.save_for_backward(x, weight, low, stacked, *others)
+        y = F.linear(x, weight, bias)
+        ctx.lora = lora
+        ctx.save_for_backward(x, weight, *lora.add_to(y, x))
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad, ranks = grads[0].contiguous(), ctx.ranks
-        x, weight, low, stacked, *others = ctx.saved_tensors
-        slope = torch.empty_like(low)
-        lows, slopes = low.split_with_sizes(ranks, 1), slope.split_with_sizes(ranks, 1)
-        steps: list[Tensor] = []
-        for (start, end), each, into, b in zip(ctx.bounds, lows, slopes, others, strict=True):
-            part = grad[:, start:end]
-            into.addmm_(part, b, beta=0, alpha=ctx.scale)
-            steps.append(torch.mm(part.t(), each))
-        first = torch.mm(slope.t(), x).split_with_sizes(ranks)
-        back = torch.mm(grad, weight).addmm_(slope, stacked) if ctx.needs_input_grad[0] else None
-        return back, None, None, None, None, None, *first, *steps
+        grad = grads[0].contiguous()
+        x, weight, low, stacked = ctx.saved_tensors
+        back = torch.mm(grad, weight) if ctx.needs_input_grad[0] else None
+        return back, None, None, None, *ctx.lora.gradients(grad, x, low, stacked, back)
 
 
 def linears(model: Transformer) -> list[tuple[str, Linear]]:

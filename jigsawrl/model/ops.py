@@ -5,10 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jigsawrl.model.transformer import Layer
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """What a layer does before attention and after it, products and all, where somebody does each as one."""
+
+    before: Callable[[Layer, Tensor, tuple[Tensor, Tensor]], tuple[Tensor, Tensor, Tensor, Tensor]]
+    """layer, x [T, H], cos and sin [T, 1, D] -> x, and q, k and v [T, heads, D] of it"""
+    after: Callable[[Layer, Tensor, Tensor], Tensor]
+    """layer, x [T, H], what attention has made of it [T, heads * D] -> the next layer's x"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +37,8 @@ class Ops:
     """x [T, heads, D], cos and sin [T, 1, D] -> the rotary position embedding"""
     swiglu: Callable[[Tensor], Tensor]
     """gate and up side by side [T, 2 n] -> silu(gate) * up [T, n]"""
+    halves: Halves | None = None
+    """Instead of a layer's products and of all of the above, but for the last norm."""
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -88,6 +88,9 @@ class Layer(nn.Module):
     ) -> Tensor:
         # `forward` and not a call: decoding small models is bound by Python, and nobody hooks these modules.
         spec = self.spec
+        if ops.halves is not None:
+            x, q, k, v = ops.halves.before(self, x, rope)
+            return ops.halves.after(self, x, attend(index, q, k, v).reshape(-1, spec.q_size))
         qkv = self.qkv.forward(self.input_layernorm.forward(x, ops), linear)
         qkv = qkv.view(-1, spec.heads + 2 * spec.kv_heads, spec.head_dim)
         if self.q_norm is not None and self.k_norm is not None:

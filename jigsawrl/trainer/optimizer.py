@@ -70,24 +70,26 @@ class Optimizer:
     @torch.no_grad()
     def collect(self) -> None:
         """Adds the gradients of weights to those of their masters, and lets go of them: after every backward pass."""
-        totals, parts = [], []
+        by_kernel: dict[bool, list[tuple[Tensor, Tensor]]] = {True: [], False: []}
+        """Totals and what is added to them; True: they are nothing yet."""
         for name, parameter in self.parameters.items():
             master, part = self.masters[name], parameter.grad
-            by_kernel = parameter.is_cuda and parameter.dtype == torch.bfloat16
             if master is parameter or part is None:
                 continue
-            if master.grad is None:
-                master.grad = part.float()
-            elif by_kernel and part.is_contiguous() and master.grad.is_contiguous():
-                totals.append(master.grad)
-                parts.append(part)
+            first = master.grad is None
+            flat = part.is_contiguous() and master.is_contiguous()
+            if flat and parameter.is_cuda and part.dtype == torch.bfloat16:
+                total = torch.empty_like(master) if master.grad is None else master.grad
+                by_kernel[first].append((total, part))
             else:
-                master.grad += part
+                total = part.float() if master.grad is None else master.grad.add_(part)
+            master.grad = total
             parameter.grad = None
-        if totals:
-            from jigsawrl.trainer.cuda.accumulate import accumulate
+        for first, pairs in by_kernel.items():
+            if pairs:
+                from jigsawrl.trainer.cuda.accumulate import accumulate
 
-            accumulate(totals, parts)
+                accumulate(pairs, first)
 
     @torch.no_grad()
     def step(self) -> dict[str, float]:

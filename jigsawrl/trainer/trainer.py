@@ -105,9 +105,9 @@ def hidden_states(model: Transformer, batch: Batch) -> Tensor:
 def _ways(model: Transformer, lengths: list[int]) -> tuple[Attend, Ops]:
     """How sequences of these lengths go through the model: by kernels where there are such."""
     if _has_kernels(model):
-        from jigsawrl.trainer.cuda.ops import FUSED
+        from jigsawrl.trainer.cuda.halves import TRAINED
 
-        return FlashAttention(lengths, model.device), FUSED
+        return FlashAttention(lengths, model.device), TRAINED
     return PackedAttention(lengths, model.device), PLAIN
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from jigsawrl.model.folder import fill_buffers
 from jigsawrl.model.lora import add_lora
-from jigsawrl.model.ops import PLAIN, Ops
+from jigsawrl.model.ops import PLAIN
 from jigsawrl.model.transformer import Transformer
 from jigsawrl.trainer import trainer as trainer_module
 from jigsawrl.trainer.batch import Batch, onto
@@ -26,7 +26,7 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
     pytest.skip("needs an NVIDIA GPU of the Hopper kind or newer", allow_module_level=True)
 
 from jigsawrl.trainer.cuda import logprobs as fused_logprobs
-from jigsawrl.trainer.cuda.ops import FUSED
+from jigsawrl.trainer.cuda import ops as cuda
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, by the first product
 CUDA = torch.device("cuda")
@@ -66,6 +66,18 @@ def assert_close(
     assert max(distances) < within, distances
 
 
+def assert_near(
+    ours: Sequence[Tensor], reference: Callable[..., Any], inputs: Sequence[Tensor], grads: Sequence[Tensor]
+) -> None:
+    """Outputs, and inputs' gradients from those of the outputs."""
+    leaves = [x.double().detach().requires_grad_() for x in inputs]
+    found = reference(*leaves)
+    outputs = found if isinstance(found, tuple) else (found,)
+    wanted = [*outputs, *torch.autograd.grad(outputs, leaves, [grad.double() for grad in grads])]
+    distances = [distance(a, b) for a, b in zip(ours, wanted, strict=True)]
+    assert max(distances) < ROUNDING, distances
+
+
 @pytest.mark.parametrize("rows", [1, 77, 3000])
 @pytest.mark.parametrize("shape", SHAPES, ids=["0.5B", "1.5B", "7B", "odd"])
 def test_kernels_between_products_and_their_gradients_are_those_of_float64(shape, rows):
@@ -74,19 +86,30 @@ def test_kernels_between_products_and_their_gradients_are_those_of_float64(shape
     angles = torch.randn(rows, 1, size // 2, device=CUDA)
     cos, sin = angles.cos().repeat(1, 1, 2), torch.cat((-angles.sin(), angles.sin()), dim=-1)
 
-    def rotated(ops: Ops) -> Callable[[Tensor], Tensor]:
-        return lambda qkv: ops.rotate(qkv[:, : heads + kv_heads], cos, sin)
+    def plain_norm(x: Tensor, weight: Tensor) -> Tensor:
+        return PLAIN.norm(x, weight, 1e-6)
 
-    assert_close(
-        lambda *args: FUSED.add_norm(*args, 1e-6),
+    normed, scales = cuda.norm(x, weight, 1e-6)
+    d_normed, d_x = noise(rows, hidden), noise(rows, hidden)
+    found = cuda.norm_gradient(d_normed, None, x, weight, scales, trained=True)
+    assert_near([normed, *found], plain_norm, [x, weight], [d_normed])
+    summed, normed, scales = cuda.add_norm(x, change, weight, 1e-6)
+    found = cuda.norm_gradient(d_normed, d_x, summed, weight, scales, trained=True)
+    assert_near(
+        [summed, normed, found[0], *found],
         lambda *args: PLAIN.add_norm(*args, 1e-6),
-        x,
-        change,
-        weight,
+        [x, change, weight],
+        [d_x, d_normed],
     )
-    assert_close(lambda *args: FUSED.norm(*args, 1e-6), lambda *args: PLAIN.norm(*args, 1e-6), x, weight)
-    assert_close(rotated(FUSED), rotated(PLAIN), noise(rows, heads + 2 * kv_heads, size))
-    assert_close(FUSED.swiglu, PLAIN.swiglu, noise(rows, 2 * inner, scale=2))
+    qkv, d_qkv = noise(rows, heads + 2 * kv_heads, size), noise(rows, heads + 2 * kv_heads, size)
+    qk, d_qk = qkv[:, : heads + kv_heads], d_qkv[:, : heads + kv_heads]
+    into = torch.empty_like(qkv)[:, : heads + kv_heads]
+    cuda.rotate_back(d_qk, cos, sin, into)
+    assert_near([cuda.rotate(qk, cos, sin), into], lambda x: PLAIN.rotate(x, cos, sin), [qk], [d_qk])
+    gate_up, d_mlp = noise(rows, 2 * inner, scale=2), noise(rows, inner)
+    assert_near(
+        [cuda.swiglu(gate_up), cuda.swiglu_gradient(d_mlp, gate_up)], PLAIN.swiglu, [gate_up], [d_mlp]
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=["0.5B", "1.5B", "7B"])

@@ -16,13 +16,14 @@ TILE = 8192
 """Numbers that a program adds."""
 
 
-def accumulate(totals: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
-    """Adds each part, in bfloat16, to its total, in float32; each of them is in one piece."""
-    device = totals[0].device
-    sizes, tensors, starts = _blocks(tuple(total.numel() for total in totals), device)
-    pairs = zip(totals, parts, strict=True)
+def accumulate(pairs: Sequence[tuple[Tensor, Tensor]], first: bool) -> None:
+    """Adds each part, in bfloat16, to its total, in float32; a first part is the total. Each is in one piece."""
+    device = pairs[0][0].device
+    sizes, tensors, starts = _blocks(tuple(total.numel() for total, _ in pairs), device)
     addresses = onto(device, torch.tensor([(total.data_ptr(), part.data_ptr()) for total, part in pairs]))
-    kernels.accumulate_kernel[(len(tensors),)](addresses, sizes, tensors, starts, SIZE=TILE, num_warps=8)
+    kernels.accumulate_kernel[(len(tensors),)](
+        addresses, sizes, tensors, starts, SIZE=TILE, FIRST=first, num_warps=8
+    )
 
 
 @lru_cache(maxsize=8)

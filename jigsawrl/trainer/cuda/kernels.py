@@ -53,7 +53,17 @@ def norm_gradient_kernel(
 
 @triton.jit
 def rotate_kernel(
-    x, cos, sin, out, stride, HEADS, sign, N: tl.constexpr, HALF: tl.constexpr, HALF_P: tl.constexpr
+    x,
+    cos,
+    sin,
+    out,
+    stride,
+    out_stride,
+    HEADS,
+    sign,
+    N: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_P: tl.constexpr,
 ):
     """All heads of a token; with `sign` -1 it turns back, which is the gradient."""
     row = tl.program_id(0).to(tl.int64)
@@ -64,7 +74,7 @@ def rotate_kernel(
     second = tl.load(x + row * stride + at + HALF, mask=there, other=0.0).to(tl.float32)
     c = tl.load(cos + row * 2 * HALF + d, mask=d < HALF, other=0.0)
     s = tl.load(sin + row * 2 * HALF + d, mask=d < HALF, other=0.0) * sign  # the other half has its negative
-    place = out + row * HEADS * 2 * HALF + at
+    place = out + row * out_stride + at
     tl.store(place, (first * c + second * s).to(out.dtype.element_ty), mask=there)
     tl.store(place + HALF, (second * c - first * s).to(out.dtype.element_ty), mask=there)
 
@@ -144,8 +154,9 @@ def distribution_gradient_kernel(
 
 
 @triton.jit
-def accumulate_kernel(addresses, sizes, tensors, starts, SIZE: tl.constexpr):
-    """A block of one of many pairs of tensors: what is in bfloat16 is added to what is in float32."""
+def accumulate_kernel(addresses, sizes, tensors, starts, SIZE: tl.constexpr, FIRST: tl.constexpr):
+    """A block of one of many pairs of tensors: what is in bfloat16 is added to what is in float32, or takes its place
+    if it is the FIRST."""
     block = tl.program_id(0)
     which = tl.load(tensors + block)
     start, size = tl.multiple_of(tl.load(starts + block), SIZE), tl.load(sizes + which)
@@ -153,8 +164,13 @@ def accumulate_kernel(addresses, sizes, tensors, starts, SIZE: tl.constexpr):
     total = tl.multiple_of(tl.load(addresses + 2 * which).to(tl.pointer_type(tl.float32)), 16)
     part = tl.multiple_of(tl.load(addresses + 2 * which + 1).to(tl.pointer_type(tl.bfloat16)), 16)
     if start + SIZE <= size:  # without a mask, in wide reads
-        tl.store(total + i, tl.load(total + i) + tl.load(part + i).to(tl.float32))
+        value = tl.load(part + i).to(tl.float32)
+        if not FIRST:
+            value += tl.load(total + i)
+        tl.store(total + i, value)
     else:
         there = i < size
         value = tl.load(part + i, mask=there, other=0.0).to(tl.float32)
-        tl.store(total + i, tl.load(total + i, mask=there, other=0.0) + value, mask=there)
+        if not FIRST:
+            value += tl.load(total + i, mask=there, other=0.0)
+        tl.store(total + i, value, mask=there)

@@ -1,8 +1,6 @@
-"""The operators between the matrix products as kernels with gradients."""
+"""The operators between the matrix products as kernels, and their gradients."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,81 +13,86 @@ PROGRAMS = 1024
 SWIGLU_TILE = 1024
 
 
-class _Norm(torch.autograd.Function):
-    """The norm of x; with a change, x + change and the norm of that."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, change: Tensor | None, weight: Tensor, eps: float) -> Any:
-        size = x.shape[-1]
-        x = x.contiguous()
-        rows = x.numel() // size
-        summed = x if change is None else torch.empty_like(x)
-        normed, scales = torch.empty_like(x), x.new_empty(rows, dtype=torch.float32)
-        kernels.norm_kernel[(rows,)](
-            x,
-            x if change is None else change.contiguous(),
-            weight,
-            summed,
-            normed,
-            scales,
-            eps,
-            size,
-            HP=_power_of_2(size),
-            ADD=change is not None,
-            num_warps=_warps(size),
-        )
-        ctx.save_for_backward(summed, weight, scales)
-        ctx.adds = change is not None
-        return (summed, normed) if ctx.adds else normed
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
-        x, weight, scales = ctx.saved_tensors
-        d_normed = grads[-1].contiguous()
-        size, rows = x.shape[-1], len(scales)
-        programs = min(rows, PROGRAMS)
-        d_x, d_weight = torch.empty_like(x), x.new_empty((programs, size), dtype=torch.float32)
-        kernels.norm_gradient_kernel[(programs,)](
-            d_normed,
-            grads[0].contiguous(),
-            x,
-            weight,
-            scales,
-            d_x,
-            d_weight,
-            rows,
-            size,
-            HP=_power_of_2(size),
-            ADD=ctx.adds,
-            num_warps=_warps(size),
-        )
-        trained = ctx.needs_input_grad[2]
-        return d_x, d_x if ctx.adds else None, d_weight.sum(0).to(weight.dtype) if trained else None, None
+def norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The norm of x, and the scales by which `norm_gradient` knows it again."""
+    x = x.contiguous()
+    return _norm(x, x, x, weight, eps, False)
 
 
-class _Rotate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _rotated(x, cos, sin, 1.0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _rotated(grads[0], cos, sin, -1.0), None, None
+def add_norm(x: Tensor, change: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """x + change, the norm of that, and its scales."""
+    x = x.contiguous()
+    summed = torch.empty_like(x)
+    return summed, *_norm(x, change.contiguous(), summed, weight, eps, True)
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
+def _norm(
+    x: Tensor, change: Tensor, summed: Tensor, weight: Tensor, eps: float, add: bool
+) -> tuple[Tensor, Tensor]:
+    size = x.shape[-1]
+    rows = x.numel() // size
+    normed, scales = torch.empty_like(x), x.new_empty(rows, dtype=torch.float32)
+    kernels.norm_kernel[(rows,)](
+        x,
+        change,
+        weight,
+        summed,
+        normed,
+        scales,
+        eps,
+        size,
+        HP=_power_of_2(size),
+        ADD=add,
+        num_warps=_warps(size),
+    )
+    return normed, scales
+
+
+def norm_gradient(
+    d_normed: Tensor, d_x: Tensor | None, x: Tensor, weight: Tensor, scales: Tensor, trained: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Of x, with what reaches it from elsewhere added, and of the weight if it is trained."""
+    size, rows = x.shape[-1], len(scales)
+    programs = min(rows, PROGRAMS)
+    out, d_weight = torch.empty_like(x), x.new_empty((programs, size), dtype=torch.float32)
+    kernels.norm_gradient_kernel[(programs,)](
+        d_normed,
+        d_normed if d_x is None else d_x,
+        x,
+        weight,
+        scales,
+        out,
+        d_weight,
+        rows,
+        size,
+        HP=_power_of_2(size),
+        ADD=d_x is not None,
+        num_warps=_warps(size),
+    )
+    return out, d_weight.sum(0).to(weight.dtype) if trained else None
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding of heads [T, heads, D]."""
+    return _rotate(x, cos, sin, torch.empty(x.shape, dtype=x.dtype, device=x.device), 1.0)
+
+
+def rotate_back(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """Its gradient, which is the turn back, into heads of `out`."""
+    _rotate(x, cos, sin, out, -1.0)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, sign: float) -> Tensor:
     rows, heads, size = x.shape
     if x.stride()[1:] != (size, 1):
         x = x.contiguous()
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     kernels.rotate_kernel[(rows,)](
         x,
         cos,
         sin,
         out,
         x.stride(0),
+        out.stride(0),
         heads,
         sign,
         N=_power_of_2(heads),
@@ -99,33 +102,19 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
     return out
 
 
-class _Swiglu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
-        gate_up = gate_up.contiguous()
-        ctx.save_for_backward(gate_up)
-        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        out = gate_up.new_empty(rows, size)
-        kernels.swiglu_kernel[(rows, _tiles(size))](gate_up, out, size, SIZE=SWIGLU_TILE)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (gate_up,) = ctx.saved_tensors
-        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        d_gate_up = torch.empty_like(gate_up)
-        kernels.swiglu_gradient_kernel[(rows, _tiles(size))](
-            grads[0].contiguous(), gate_up, d_gate_up, size, SIZE=SWIGLU_TILE
-        )
-        return d_gate_up
+def swiglu(gate_up: Tensor) -> Tensor:
+    gate_up = gate_up.contiguous()
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, size)
+    kernels.swiglu_kernel[(rows, _tiles(size))](gate_up, out, size, SIZE=SWIGLU_TILE)
+    return out
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _Norm.apply(x, None, weight, eps)
-
-
-def _add_norm(x: Tensor, change: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return _Norm.apply(x, change, weight, eps)
+def swiglu_gradient(d_out: Tensor, gate_up: Tensor) -> Tensor:
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    d_gate_up = torch.empty_like(gate_up)
+    kernels.swiglu_gradient_kernel[(rows, _tiles(size))](d_out, gate_up, d_gate_up, size, SIZE=SWIGLU_TILE)
+    return d_gate_up
 
 
 def _power_of_2(size: int) -> int:
@@ -142,4 +131,10 @@ def _warps(size: int) -> int:
     return max(1, min(16, _power_of_2(size) // 512))
 
 
-FUSED = Ops(_norm, _add_norm, _Rotate.apply, _Swiglu.apply)
+FUSED = Ops(
+    norm=lambda x, weight, eps: norm(x, weight, eps)[0],
+    add_norm=lambda x, change, weight, eps: add_norm(x, change, weight, eps)[:2],
+    rotate=rotate,
+    swiglu=swiglu,
+)
+"""Without gradients."""
