@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jigsawrl.engine.cuda.cuts import ALONE, LIGHT, LIGHT_NARROW, MOST_SPLITS, SLACK, Cut, cut_for
+from jigsawrl.engine.cuda.cuts import (
+    ALONE,
+    LIGHT,
+    LIGHT_MOST,
+    LIGHT_NARROW,
+    MOST_SPLITS,
+    SLACK,
+    Cut,
+    cut_for,
+)
 from jigsawrl.model.spec import ModelSpec, spec_from_config
 from jigsawrl.model.tiny import tiny_config
 
@@ -29,7 +38,7 @@ def parts(context: int, how: Cut) -> list[int]:
 
 
 def is_light(how: Cut) -> bool:
-    """Two fit beside each other on every processor."""
+    """Several fit beside each other on every processor."""
     return how.streamed and (how.tile, how.stages) in (LIGHT, LIGHT_NARROW)
 
 
@@ -51,7 +60,7 @@ def test_every_token_is_in_a_part_and_every_part_has_its_place(contexts, kv_head
 @given(st.integers(1, 64), st.integers(1, 20_000))
 def test_even_contexts_are_all_read_at_once(batch, context):
     how = cut([context] * batch)
-    places = 2 * PROCESSORS if is_light(how) else SLACK * PROCESSORS
+    places = LIGHT_MOST * PROCESSORS if is_light(how) else SLACK * PROCESSORS
     assert len(parts(context, how)) * batch * SMALL.kv_heads <= places
 
 
@@ -59,7 +68,8 @@ def test_even_contexts_are_all_read_at_once(batch, context):
 def test_a_long_context_among_short_ones_does_not_keep_the_chip_waiting(batch):
     contexts = [500 + 10 * (i % 20) for i in range(batch - 1)] + [6_000]
     how = cut(contexts)
-    assert max(parts(6_000, how)) <= 512
+    fair = sum(contexts) * SMALL.kv_heads / PROCESSORS
+    assert max(parts(6_000, how)) <= max(512, fair)
     assert max(len(parts(context, how)) for context in contexts[:-1]) <= 3
 
 
@@ -67,9 +77,9 @@ def test_a_long_context_among_short_ones_does_not_keep_the_chip_waiting(batch):
 def test_a_part_has_a_processor_to_itself_only_where_there_is_one_for_each(batch, longest, rng):
     contexts = [rng.randint(1, longest) for _ in range(batch)]
     how = cut(contexts)
-    if how.streamed or (how.tile, how.stages, how.ahead) == ALONE:
-        places = 2 * PROCESSORS if is_light(how) else SLACK * PROCESSORS
-        assert sum(len(parts(context, how)) for context in contexts) * SMALL.kv_heads <= places
+    if (how.streamed and not is_light(how)) or (how.tile, how.stages, how.ahead) == ALONE:
+        programs = sum(len(parts(context, how)) for context in contexts) * SMALL.kv_heads
+        assert programs <= SLACK * PROCESSORS
 
 
 @pytest.mark.parametrize("batch", [40, 48, 64])
@@ -88,7 +98,7 @@ def test_a_single_long_context_is_read_by_half_the_chip_at_least():
 def test_short_parts_that_have_a_processor_to_themselves_go_through_a_ring_and_long_ones_do_not():
     """Steps of 1.5B with 1 and 4 sequences took 6 % and 7 % less time, with 48 and 64 9 % and 5 % more."""
     assert all(cut([1_000] * batch).streamed for batch in (1, 2, 4))
-    assert not any(cut([1_000] * batch).streamed for batch in (48, 64, 128))
+    assert not any(cut([1_000] * batch).streamed for batch in (48, 64))
     assert cut([4_000]).streamed
     assert not cut([1_000], streams=False).streamed, "where there is no such kernel"
     wide, narrow = cut([1_000]), cut([1_000], replace(SMALL, head_dim=64, heads=24))
@@ -118,3 +128,47 @@ def test_short_parts_leave_room_for_the_kernels_that_come_next(batch, context):
     """Steps of 1.5B took 3, 9, 3 and 3 % less time so. With few parts they took more: 1 % with 32 of them."""
     assert is_light(cut([context] * batch))
     assert not is_light(cut([1_000]))
+
+
+@pytest.mark.parametrize(
+    ("batch", "context", "splits"), [(96, 1_000, 2), (96, 4_000, 2), (128, 600, 1), (160, 4_000, 1)]
+)
+def test_more_contexts_than_processors_are_all_begun_at_once_through_rings_beside_each_other(
+    batch, context, splits
+):
+    """Steps of 1.5B took 3.5, 6, 1.7 and 2.8 % less time so."""
+    how = cut([context] * batch)
+    assert is_light(how)
+    assert how.splits == splits
+    assert batch * splits * SMALL.kv_heads <= LIGHT_MOST * PROCESSORS
+    assert not cut([600] * 96).streamed, "short ones are better left whole"
+
+
+UNEVEN = {
+    "16 short": ([105 + 25 * i for i in range(16)], 128),
+    "4, one long": ([2_408, 300, 400, 200], 128),
+    "16, one long": ([2_192] + [105 + 25 * i for i in range(15)], 128),
+    "32, two long": ([3_188, 1_500] + [105 + 13 * i for i in range(30)], 128),
+    "96 short": ([105 + 4 * i for i in range(96)], 256),
+    "256, ten long": ([1_800] * 10 + [105 + 1.5 * i for i in range(246)], 256),
+    "24 long": ([800 + 220 * i for i in range(24)], 512),
+    "64 long": ([800 + 80 * i for i in range(64)], 512),
+}
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_uneven_contexts_go_through_rings_in_parts_that_were_measured_to_be_fastest(name):
+    """Steps of 1.5B took 0, 5, 4, 5, 2, 4, 6 and 9 % less time than with two parts at most on a processor."""
+    contexts, part = UNEVEN[name]
+    how = cut([round(context) for context in contexts])
+    assert how.part == part
+    assert is_light(how)
+    assert not is_light(cut([round(context) for context in contexts], streams=False))
+
+
+def test_few_short_contexts_have_a_ring_each_that_holds_all_of_a_part():
+    """A step of 1.5B with 4 of them took 4 % less time than through light ones."""
+    how = cut([100, 200, 300, 490])
+    assert how.streamed
+    assert not is_light(how)
+    assert how.tile * how.stages >= how.part == 128

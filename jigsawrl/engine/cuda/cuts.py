@@ -2,8 +2,8 @@
 
 Even contexts are cut into the same number of parts each. Uneven ones, of samples that began at different times, are
 cut into parts of the same length: a short one stays whole where a long one has many. Where there is a processor for
-every part, or one for two of them in turns, each has its memory to itself and fetches more at once; short parts of
-even contexts leave some of it to the kernels beside them.
+every part, or one for two of them in turns, each has its memory to itself and fetches more at once. Light rings
+leave room for two more on a processor, and for the kernels that come next.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from numpy.typing import NDArray
 from jigsawrl.model.spec import ModelSpec
 
 MOST_SPLITS = 128
-EVEN = 1.5
-"""How many times the mean the longest context may be where all are cut into the same number of parts."""
+EVEN, EVEN_LIGHT = 1.5, 1.25
+"""How many times the mean the longest context may be where all are cut into the same number of parts; likewise where
+there are light rings."""
 SLACK = 1.05
 """How many times its fair share of the tokens a processor may get before that number is doubled."""
-MERGED = 16
-"""Parts of a context up to which putting them together costs little."""
-LONG = 512
-"""Tokens of a part that keep nobody waiting long, however short the others are."""
+MERGED, MERGED_LIGHT = 16, 32
+"""Parts of a context up to which putting them together costs less than longer ones; of light rings."""
+LONG, LONGEST = 512, 1024
+"""Tokens of a part that keep nobody waiting long, however short the others are, and of any where there are more parts
+than places."""
 SHORT = 260
 """Tokens of a part up to which two of them beside each other are better than one that fetches more at once."""
 HALVED = 1000
@@ -37,6 +39,11 @@ parts were measured to be faster the other way."""
 LIGHT, LIGHT_NARROW = (64, 2), (128, 3)
 """Of rings that leave room on a processor, for another one and for the kernels that come next: where heads are 128
 wide, and 64."""
+LIGHT_MOST = 3
+"""Of the former on a processor."""
+WHOLE, FAR = 800, 4_096
+"""Tokens up to which a context is better left whole where halves of all would fit, and up to which light rings were
+measured where all others are as long."""
 IN_TURNS = 64, 7, 0
 """Of parts that have one in turns."""
 
@@ -62,10 +69,16 @@ def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int, st
     fair = float(lengths.sum()) * spec.kv_heads / processors
     beside = (64, 5, 2) if wide else (128, 5, 1)
     many = (64, 3, 2) if wide else (128, 3, 1)
-    if lengths.max() <= EVEN * lengths.mean():
+    light = streams and wide
+    if lengths.max() <= (EVEN_LIGHT if light else EVEN) * lengths.mean():
         splits = min(_even_parts(int(lengths.max()), fair), most)
         programs = len(contexts) * spec.kv_heads * splits
         if programs > SLACK * processors:
+            if light and splits == 1 and programs <= LIGHT_MOST * processors and lengths.max() <= FAR:
+                if 2 * programs > LIGHT_MOST * processors:
+                    return Cut(64, 1, *LIGHT, streamed=True)
+                if lengths.max() > WHOLE:
+                    return Cut(64, 2, *LIGHT, streamed=True)
             two = programs <= 2 * SLACK * processors
             return Cut(64, splits, *(beside if splits > 1 else IN_TURNS if two else many))
         tokens = lengths.max() / splits
@@ -77,12 +90,17 @@ def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int, st
         if 2 * programs > processors and tokens < SHORT:
             return Cut(64, splits, *beside)
         return Cut(64, splits, *_alone(tokens, spec, streams))
-    places = processors // spec.kv_heads
-    part = _part_at_once(lengths, places)
-    if _parts(lengths, part) <= places and part <= max(LONG, 1.5 * fair):
-        how = _alone(part, spec, streams)
+    places = processors * (LIGHT_MOST if light else 1) // spec.kv_heads
+    part = _part_at_once(lengths, places, MERGED_LIGHT if light else MERGED)
+    parts = _parts(lengths, part)
+    how: tuple[int, int, int, bool]
+    if parts > places or part > max(LONG, 1.5 * fair) or (light and part > LONGEST):
+        part = 1 << round(math.log2(min(LONGEST, max(256, fair / (8 if light else 2)))))
+        how = (*LIGHT, 0, True) if light else (*beside, False)
+    elif light and 3 * parts * spec.kv_heads > processors:
+        how = *LIGHT, 0, True
     else:
-        part, how = 1 << round(math.log2(min(1024, max(256, fair / 2)))), (*beside, False)
+        how = _alone(part, spec, streams)
     return Cut(part, min(_above(lengths.max() / part), most), *how)
 
 
@@ -99,10 +117,10 @@ def _even_parts(longest: int, fair: float) -> int:
     return min(_below(SLACK * longest / fair), _above(longest / 128), max(2 * MERGED, _below(longest / 512)))
 
 
-def _part_at_once(lengths: NDArray[np.int64], places: int) -> int:
+def _part_at_once(lengths: NDArray[np.int64], places: int, merged: int) -> int:
     """Tokens of a part such that all parts have a place, or that no context is cut."""
     longest = int(lengths.max())
-    part = min(LONG, _above(max(128, longest / MERGED)))
+    part = min(LONG, _above(max(128, longest / merged)))
     while part < longest and _parts(lengths, part) > places:
         part *= 2
     return part

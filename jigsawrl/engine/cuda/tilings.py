@@ -16,7 +16,7 @@ TALLEST = 64
 """Rows of x that a program takes; where there are more, they are cut into bands."""
 MOST_ROWS = 64
 """Of x. Beyond it a library's product is as good."""
-MOST_ADAPTED_ROWS, MOST_ADAPTED_HIDDEN = 256, 2048
+MOST_ADAPTED_ROWS, MOST_ADAPTED_HIDDEN = 192, 2048
 """Likewise with adapters, which take two more launches beside a library's product: as long as all of a small matrix,
 and little beside a large one."""
 HEAD_TILE = 128
