@@ -7,10 +7,12 @@ from collections.abc import Iterable
 
 import pytest
 import torch
+from fake_device import FakeDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import LetterTokenizer, random_model
 
+from jigsawrl.engine.cuda.burst import LONGEST
 from jigsawrl.engine.engine import Engine
 from jigsawrl.engine.runner import TILE
 from jigsawrl.engine.shared import Member, SharedEngine
@@ -98,9 +100,10 @@ def test_adapters_matter_and_every_member_has_its_own():
 
 
 @given(st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_member_draws_what_it_draws_alone(data):
-    """Whoever is there, in whatever order they come, with pauses, in scarce blocks and rows: same bits."""
+    """Whoever is there, in whatever order they come, with pauses, in scarce blocks and rows, a pass at a time or in
+    bursts of steps that are read late: same bits."""
     names = data.draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True))
     engine = shared_engine(
         BASE,
@@ -109,6 +112,8 @@ def test_a_member_draws_what_it_draws_alone(data):
         max_num_batched_tokens=data.draw(st.integers(4, 64)),
     )
     members = {name: join(engine, name) for name in names}
+    if data.draw(st.booleans()):
+        FakeDevice(engine)
     todo = data.draw(st.permutations([(name, request) for name in names for request in requests_of(name)]))
     outputs: dict[str, list[SampleOutput]] = {name: [] for name in names}
     for name, request in todo:
@@ -121,9 +126,34 @@ def test_a_member_draws_what_it_draws_alone(data):
     for member in members.values():
         member.go_on()
     finish(engine, outputs)
+    for name, member in members.items():
+        outputs[name] += member.take()  # what ended while another one was asked for its samples
     assert {name: everything_of(outputs[name]) for name in names} == {n: EXPECTED[n] for n in names}
     assert len(engine.blocks.free) == engine.blocks.num_blocks
     assert not any(member.has_unfinished() for member in members.values())
+
+
+def test_a_burst_ends_when_a_member_has_all_its_samples_or_someone_is_in_a_hurry():
+    """Steps are read one late, so it is one step on by then."""
+    engine = shared_engine(BASE)
+    passes: list[Pass] = []
+    members = {"plain": join(engine, "plain", passes), "a": join(engine, "a")}
+    device = FakeDevice(engine)
+    for name, length in (("plain", 100), ("a", 4)):
+        for request in requests_of(name, max_tokens=length, ignore_eos=True):
+            members[name].add_request(request)
+    engine.step()  # prompts, and the first tokens
+    assert len(engine.step()["a"]) == 6
+    assert device.bursts == [4], "three, and one that was on its way"
+    engine.step()
+    assert device.bursts == [4, LONGEST], "nobody ends"
+    members["plain"].on_pass = lambda _: engine.nudge()
+    engine.step()
+    assert device.bursts == [4, LONGEST, 2], "after the first that was read"
+    members["plain"].on_pass = None
+    outputs: dict[str, list[SampleOutput]] = {}
+    finish(engine, outputs)
+    assert [len(output.generated.token_ids) for output in outputs["plain"]] == [100] * 6
 
 
 def test_every_product_of_deterministic_mode_has_whole_tiles_of_rows():

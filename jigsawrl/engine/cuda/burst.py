@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from jigsawrl.engine.cuda.decoder import Decoder, Launched
 from jigsawrl.engine.scheduler import Scheduler
 from jigsawrl.engine.sequence import Owner, Sequence
 from jigsawrl.engine.types import Pass
 from jigsawrl.telemetry.events import now
+
+if TYPE_CHECKING:
+    from jigsawrl.engine.cuda.decoder import Decoder, Launched
 
 LONGEST = 16
 """Steps until the scheduler is asked again."""
@@ -29,15 +32,19 @@ class Burst:
         self.scheduler = scheduler
         self.in_flight: deque[Launched] = deque()
         self.finished: list[Sequence] = []
+        self.complete = False
+        """Whether someone has no more samples, and waits for the last of them."""
         self.read_at = now()
 
     def run(self, sequences: list[Sequence], steps: int, hurried: Callable[[], bool]) -> list[Sequence]:
-        """Moves the sequences up to `steps` tokens on, until others could start or someone is in a hurry; returns
-        those that ended."""
+        """Moves the sequences up to `steps` tokens on, until others could start, an owner has all its samples or
+        someone is in a hurry; returns those that ended."""
         steps = self._grow(sequences, steps)
         cut = self.decoder.enter(sequences)
         for number in range(steps):
-            if number > 0 and (hurried() or (self.finished and self.scheduler.first_waiting())):
+            if number > 0 and (
+                hurried() or self.complete or (self.finished and self.scheduler.first_waiting())
+            ):
                 break
             sequences = [s for s in sequences if self._goes_on(s)]
             if not sequences:
@@ -88,6 +95,7 @@ class Burst:
             if sequence.finish_reason is not None:
                 self.finished.append(sequence)
                 self.scheduler.stop(sequence)
+                self.complete |= not self.scheduler.of(owner)
         read_at = now()
         for owner, count in alive.items():
             if owner.on_pass is not None:
