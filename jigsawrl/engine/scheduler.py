@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 
 from jigsawrl.engine.block_manager import BlockManager
 from jigsawrl.engine.sequence import Owner, Sequence
@@ -58,6 +59,9 @@ class Scheduler:
     def of(self, owner: Owner) -> list[Sequence]:
         """All of an owner's sequences."""
         return [s for s in (*self.running, *self.waiting) if s.owner is owner]
+
+    def has_any(self, owner: Owner) -> bool:
+        return any(s.owner is owner for s in chain(self.running, self.waiting))
 
     def first_waiting(self) -> Sequence | None:
         """The oldest that could start."""

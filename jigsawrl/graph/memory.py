@@ -13,7 +13,7 @@ ACTIVATIONS_PER_LAYER = 2
 """Bytes kept per token, layer and hidden unit when activations are recomputed."""
 ACTIVATIONS_KEPT = 48
 """Likewise when they are not; measured with our kernels, 0.5B and 1.5B."""
-ACTIVATIONS_NOW = 88
+ACTIVATIONS_NOW = 80
 """Bytes per token and hidden unit inside the layer at work: what it keeps, and gradients of what is widest."""
 LOGITS = 2 << 30
 """Bytes of the logits that our kernels hold at a time, and of what is summed from them."""

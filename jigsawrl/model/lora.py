@@ -48,20 +48,26 @@ class Lora(nn.Module):
         out: Tensor = _Adapted.apply(x, weight, bias, self, *self.a.values(), *self.b.values())  # type: ignore[no-untyped-call]
         return out
 
-    def add_to(self, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds to y in place what the adapters make of rows x; returns what `gradients` needs beside x.
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """What the matrix and the adapters make of rows x; and what `gradients` needs beside x.
 
-        Outputs and inputs are wide and ranks are low: what is wide is read and written by products alone, and as the
-        parts' first products have the same input, they are one product, as are those that lead back to it.
+        The adapters' part, which may be less than what rounding the matrix's takes away, is there before the other
+        is added to it, unrounded. Outputs and inputs are wide and ranks are low: what is wide is read and written by
+        products alone, and as the parts' first products have the same input, they are one product, as are those that
+        lead back to it.
         """
         ones = list(self.a.values())
         stacked = torch.cat(ones) if len(ones) > 1 else ones[0]
         low = x.new_empty(x.shape[0], sum(self.ranks))
         low.addmm_(x, stacked.t(), beta=0, alpha=self.scale)
+        y = (x.new_empty if len(ones) == len(self.parts) else x.new_zeros)(x.shape[0], len(weight))
         lows = low.split_with_sizes(self.ranks, 1)
         for (start, end), each, b in zip(self.bounds, lows, self.b.values(), strict=True):
-            y[:, start:end].addmm_(each, b.t())
-        return low, stacked
+            y[:, start:end].addmm_(each, b.t(), beta=0)
+        y.addmm_(x, weight.t())
+        if bias is not None:
+            y += bias
+        return y, low, stacked
 
     def gradients(
         self, grad: Tensor, x: Tensor, low: Tensor, stacked: Tensor, back: Tensor | None
@@ -86,9 +92,9 @@ class _Adapted(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, lora: Lora, *pairs: Tensor
     ) -> Tensor:
-        y = F.linear(x, weight, bias)
+        y, low, stacked = lora.product(x, weight, bias)
         ctx.lora = lora
-        ctx.save_for_backward(x, weight, *lora.add_to(y, x))
+        ctx.save_for_backward(x, weight, low, stacked)
         return y
 
     @staticmethod

@@ -77,8 +77,8 @@ class Optimizer:
             if master is parameter or part is None:
                 continue
             first = master.grad is None
-            flat = part.is_contiguous() and master.is_contiguous()
-            if flat and parameter.is_cuda and part.dtype == torch.bfloat16:
+            fits = part.is_contiguous() and master.is_contiguous() and part.data_ptr() % 16 == 0
+            if fits and parameter.is_cuda and part.dtype == torch.bfloat16:
                 total = torch.empty_like(master) if master.grad is None else master.grad
                 by_kernel[first].append((total, part))
             else:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from small_models import random_model
 from torch import Tensor
 
@@ -116,3 +117,24 @@ def test_gradients_that_are_written_out_are_those_of_autograd(
     assert found.keys() == wanted.keys()
     for name, each in wanted.items():
         assert (found[name] - each).norm() <= 1e-12 * each.norm(), name
+
+
+def test_what_adapters_add_is_not_lost_in_what_rounding_takes_away(halves):
+    """Early in a training it is less than half of the last digit that the residual has in bfloat16."""
+    model = made("llama", "all weights", False).bfloat16()
+    add_lora(model, 3, 6.0, {"down_proj"}, seed=0)
+    layer, generator = model.blocks()[0], torch.Generator().manual_seed(1)
+    x = (torch.randn(4000, model.spec.hidden_size, generator=generator) * 4).bfloat16()
+    attended = torch.zeros(len(x), model.spec.q_size, dtype=x.dtype)
+    assert halves.halves is not None
+    assert layer.down.lora is not None
+    b = layer.down.lora.b["down_proj"]
+    with torch.no_grad():
+        before = halves.halves.after(layer, x, attended)
+        b.copy_(torch.randn(b.shape, generator=generator) * 1e-3)
+        after = halves.halves.after(layer, x, attended)
+        mlp = PLAIN.swiglu(layer.gate_up(layer.post_attention_layernorm(x), F.linear)).double()
+        added = 2.0 * mlp @ layer.down.lora.a["down_proj"].double().T @ b.double().T
+    assert added.std() < 0.05 * (x.abs().double() * 2**-9).mean()
+    arrived = ((after.double() - before.double()) * added).sum() / (added * added).sum()
+    assert 0.7 < arrived < 1.3

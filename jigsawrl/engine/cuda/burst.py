@@ -95,7 +95,7 @@ class Burst:
             if sequence.finish_reason is not None:
                 self.finished.append(sequence)
                 self.scheduler.stop(sequence)
-                self.complete |= not self.scheduler.of(owner)
+                self.complete |= not self.scheduler.has_any(owner)
         read_at = now()
         for owner, count in alive.items():
             if owner.on_pass is not None:

@@ -77,7 +77,7 @@ def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int, st
             if light and splits == 1 and programs <= LIGHT_MOST * processors and lengths.max() <= FAR:
                 if 2 * programs > LIGHT_MOST * processors:
                     return Cut(64, 1, *LIGHT, streamed=True)
-                if lengths.max() > WHOLE:
+                if lengths.max() > WHOLE and most >= 2:
                     return Cut(64, 2, *LIGHT, streamed=True)
             two = programs <= 2 * SLACK * processors
             return Cut(64, splits, *(beside if splits > 1 else IN_TURNS if two else many))

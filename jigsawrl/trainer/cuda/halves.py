@@ -1,7 +1,8 @@
 """A layer before and after its attention, each with its gradients by hand.
 
 Where a batch is small, the host takes longer to note an operator on autograd's tape than the device takes to run it.
-Here a layer is two such notes, and attention's own, instead of a dozen.
+Here a layer is two such notes, attention's and the last product's, instead of a dozen. That product is left to itself
+because it is not needed where activations are computed again.
 """
 
 from __future__ import annotations
@@ -86,37 +87,32 @@ class _Before(torch.autograd.Function):
 
 
 class _After(torch.autograd.Function):
-    """x and what attention has made of it -> the next layer's x."""
+    """x and what attention has made of it -> their sum, and what the last product makes the next layer's x of."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, attended: Tensor, layer: Layer, *_: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, attended: Tensor, layer: Layer, *_: Tensor) -> tuple[Tensor, Tensor]:
         between = layer.post_attention_layernorm
         change, kept_o = _product(layer.o, attended)
         summed, normed, scales = add_norm(x, change, between.weight, between.eps)
         gate_up, kept_gate_up = _product(layer.gate_up, normed)
-        mlp = swiglu(gate_up)
-        out, kept_down = _product(layer.down, mlp, summed)
         ctx.layer = layer
-        ctx.save_for_backward(
-            attended, summed, normed, scales, gate_up, mlp, *kept_o, *kept_gate_up, *kept_down
-        )
-        return out
+        ctx.save_for_backward(attended, summed, normed, scales, gate_up, *kept_o, *kept_gate_up)
+        return summed, swiglu(gate_up)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        layer, saved, d_out = ctx.layer, iter(ctx.saved_tensors), grads[0].contiguous()
-        attended, summed, normed, scales, gate_up, mlp = (next(saved) for _ in range(6))
-        kept_o, kept_gate_up, kept_down = (_kept(m, saved) for m in (layer.o, layer.gate_up, layer.down))
+        d_summed, d_mlp = (grad.contiguous() for grad in grads)
+        layer, saved = ctx.layer, iter(ctx.saved_tensors)
+        attended, summed, normed, scales, gate_up = (next(saved) for _ in range(5))
+        kept_o, kept_gate_up = (_kept(m, saved) for m in (layer.o, layer.gate_up))
         between = layer.post_attention_layernorm.weight
-        d_mlp = torch.mm(d_out, layer.down.weight)
-        d_down = _gradients(layer.down, mlp, kept_down, d_out, d_mlp)
         d_gate_up = swiglu_gradient(d_mlp, gate_up)
         d_normed = torch.mm(d_gate_up, layer.gate_up.weight)
         d_matrix = _gradients(layer.gate_up, normed, kept_gate_up, d_gate_up, d_normed)
-        d_x, d_norm = norm_gradient(d_normed, d_out, summed, between, scales, between.requires_grad)
+        d_x, d_norm = norm_gradient(d_normed, d_summed, summed, between, scales, between.requires_grad)
         d_attended = torch.mm(d_x, layer.o.weight)
         d_o = _gradients(layer.o, attended, kept_o, d_x, d_attended)
-        return d_x, d_attended, None, *d_o, d_norm, *d_matrix, *d_down
+        return d_x, d_attended, None, *d_o, d_norm, *d_matrix
 
 
 class _Norm(torch.autograd.Function):
@@ -140,8 +136,11 @@ def _before(layer: Layer, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tenso
 
 
 def _after(layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
-    modules = layer.o, layer.post_attention_layernorm, layer.gate_up, layer.down
-    return _After.apply(x, attended, layer, *_parameters(*modules))  # type: ignore[no-untyped-call, no-any-return]
+    modules = layer.o, layer.post_attention_layernorm, layer.gate_up
+    summed, mlp = _After.apply(x, attended, layer, *_parameters(*modules))  # type: ignore[no-untyped-call]
+    if layer.down.lora is None:
+        return torch.addmm(summed, mlp, layer.down.weight.t())
+    return summed + layer.down.forward(mlp, F.linear)  # rounded in between: x would swallow what adapters add
 
 
 def _parameters(*modules: Linear | RMSNorm | None) -> Iterator[Tensor]:
@@ -156,14 +155,12 @@ def _parameters(*modules: Linear | RMSNorm | None) -> Iterator[Tensor]:
             yield from module.lora.b.values()
 
 
-def _product(matrix: Linear, x: Tensor, summand: Tensor | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """What a matrix and its adapters make of x, added to a summand, and what the way back needs beside x."""
-    y = (
-        F.linear(x, matrix.weight, matrix.bias)
-        if summand is None
-        else torch.addmm(summand, x, matrix.weight.t())
-    )
-    return y, () if matrix.lora is None else matrix.lora.add_to(y, x)
+def _product(matrix: Linear, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """What a matrix and its adapters make of x, and what the way back needs beside x."""
+    if matrix.lora is None:
+        return F.linear(x, matrix.weight, matrix.bias), ()
+    y, *kept = matrix.lora.product(x, matrix.weight, matrix.bias)
+    return y, tuple(kept)
 
 
 def _kept(matrix: Linear, saved: Iterator[Tensor]) -> tuple[Tensor, ...]:
