@@ -63,8 +63,8 @@ SHAPE, RANK, TARGET = "1.5B", 16, 3.0
 TRACE, CAP, PROMPT = "gsm8k_qwen3-4b-instruct", 4096, 83
 STEPS = {16: 12, 64: 3}
 """Of each pipeline, by samples of a step."""
-CLAIMS = {16: "vs_serial_4"}
-"""Likewise."""
+CLAIMED = 16
+"""Samples of the steps that `vs_serial_4` is about."""
 MICRO_BATCH = 32_768
 """A step's samples at once: two halves keep the host twice as busy."""
 LOSS = LossSettings("dapo", 0.2, 0.28)
@@ -429,9 +429,8 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("gpu_lora needs an NVIDIA GPU, and torch finds none here", file=sys.stderr)
         return 2
-    os.environ.update(
-        without_gaps()
-    )  # as in the process that pipelines share; read with the first allocation
+    # As in the process that pipelines share; torch reads it with the first allocation.
+    os.environ.update(without_gaps())
     if options.compile:
         compile_side(options.compile, options.seats)
         return 0
@@ -457,7 +456,7 @@ def main() -> int:
             measured[work] = measure(base, pipelines, places, sizes, work, seats)
             print_runs(console, work, measured[work])
         claims = {
-            CLAIMS.get(work.samples, f"vs_serial_4_of_{work.samples}"): claim(
+            "vs_serial_4" + ("" if work.samples == CLAIMED else f"_of_{work.samples}"): claim(
                 sides.ratios[4], at_least=TARGET
             )
             for work, sides in measured.items()

@@ -60,7 +60,7 @@ def test_every_token_is_in_a_part_and_every_part_has_its_place(contexts, kv_head
 @given(st.integers(1, 64), st.integers(1, 20_000))
 def test_even_contexts_are_all_read_at_once(batch, context):
     how = cut([context] * batch)
-    places = LIGHT_MOST * PROCESSORS if is_light(how) else SLACK * PROCESSORS
+    places = 2 * PROCESSORS if is_light(how) else SLACK * PROCESSORS
     assert len(parts(context, how)) * batch * SMALL.kv_heads <= places
 
 
@@ -68,8 +68,7 @@ def test_even_contexts_are_all_read_at_once(batch, context):
 def test_a_long_context_among_short_ones_does_not_keep_the_chip_waiting(batch):
     contexts = [500 + 10 * (i % 20) for i in range(batch - 1)] + [6_000]
     how = cut(contexts)
-    fair = sum(contexts) * SMALL.kv_heads / PROCESSORS
-    assert max(parts(6_000, how)) <= max(512, fair)
+    assert max(parts(6_000, how)) <= 512
     assert max(len(parts(context, how)) for context in contexts[:-1]) <= 3
 
 
@@ -77,9 +76,12 @@ def test_a_long_context_among_short_ones_does_not_keep_the_chip_waiting(batch):
 def test_a_part_has_a_processor_to_itself_only_where_there_is_one_for_each(batch, longest, rng):
     contexts = [rng.randint(1, longest) for _ in range(batch)]
     how = cut(contexts)
+    programs = sum(len(parts(context, how)) for context in contexts) * SMALL.kv_heads
     if (how.streamed and not is_light(how)) or (how.tile, how.stages, how.ahead) == ALONE:
-        programs = sum(len(parts(context, how)) for context in contexts) * SMALL.kv_heads
         assert programs <= SLACK * PROCESSORS
+    elif is_light(how) and programs > LIGHT_MOST * PROCESSORS:
+        fair = sum(contexts) * SMALL.kv_heads / PROCESSORS
+        assert max(tokens for context in contexts for tokens in parts(context, how)) <= max(512, fair / 2)
 
 
 @pytest.mark.parametrize("batch", [40, 48, 64])
@@ -151,6 +153,7 @@ UNEVEN = {
     "32, two long": ([3_188, 1_500] + [105 + 13 * i for i in range(30)], 128),
     "96 short": ([105 + 4 * i for i in range(96)], 256),
     "256, ten long": ([1_800] * 10 + [105 + 1.5 * i for i in range(246)], 256),
+    "48 long": ([800 + 110 * i for i in range(48)], 1024),
     "24 long": ([800 + 220 * i for i in range(24)], 512),
     "64 long": ([800 + 80 * i for i in range(64)], 512),
 }
@@ -158,7 +161,8 @@ UNEVEN = {
 
 @pytest.mark.parametrize("name", UNEVEN)
 def test_uneven_contexts_go_through_rings_in_parts_that_were_measured_to_be_fastest(name):
-    """Steps of 1.5B took 0, 5, 4, 5, 2, 4, 6 and 9 % less time than with two parts at most on a processor."""
+    """Steps of 1.5B with such contexts took 0, 5, 4, 5, 2, 4, 5, 6 and 9 % less time than with two parts on a
+    processor at most."""
     contexts, part = UNEVEN[name]
     how = cut([round(context) for context in contexts])
     assert how.part == part

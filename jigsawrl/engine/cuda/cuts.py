@@ -25,8 +25,8 @@ SLACK = 1.05
 MERGED, MERGED_LIGHT = 16, 32
 """Parts of a context up to which putting them together costs less than longer ones; of light rings."""
 LONG, LONGEST = 512, 1024
-"""Tokens of a part that keep nobody waiting long, however short the others are, and of any where there are more parts
-than places."""
+"""Tokens of a part that keep nobody waiting long, however short the others are; and of any in light rings, or where
+there are more parts than places."""
 SHORT = 260
 """Tokens of a part up to which two of them beside each other are better than one that fetches more at once."""
 HALVED = 1000
@@ -66,42 +66,63 @@ def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int, st
     rings."""
     lengths, wide = np.asarray(contexts), spec.head_dim > 64
     most = _below(min(most, MOST_SPLITS))
-    fair = float(lengths.sum()) * spec.kv_heads / processors
-    beside = (64, 5, 2) if wide else (128, 5, 1)
-    many = (64, 3, 2) if wide else (128, 3, 1)
-    light = streams and wide
-    if lengths.max() <= (EVEN_LIGHT if light else EVEN) * lengths.mean():
-        splits = min(_even_parts(int(lengths.max()), fair), most)
-        programs = len(contexts) * spec.kv_heads * splits
-        if programs > SLACK * processors:
-            if light and splits == 1 and programs <= LIGHT_MOST * processors and lengths.max() <= FAR:
-                if 2 * programs > LIGHT_MOST * processors:
-                    return Cut(64, 1, *LIGHT, streamed=True)
-                if lengths.max() > WHOLE and most >= 2:
-                    return Cut(64, 2, *LIGHT, streamed=True)
-            two = programs <= 2 * SLACK * processors
-            return Cut(64, splits, *(beside if splits > 1 else IN_TURNS if two else many))
-        tokens = lengths.max() / splits
-        if streams and processors < 3 * programs <= 3 * processors:
-            halved = splits > 1 and SHORT < tokens <= HALVED
-            rings = 2 * splits if halved else splits
-            if rings <= most and (halved or (wide and tokens <= SHORT)):
-                return Cut(64, rings, *(LIGHT if wide else LIGHT_NARROW), streamed=True)
-        if 2 * programs > processors and tokens < SHORT:
-            return Cut(64, splits, *beside)
-        return Cut(64, splits, *_alone(tokens, spec, streams))
+    even = EVEN_LIGHT if streams and wide else EVEN
+    cut = _even if lengths.max() <= even * lengths.mean() else _uneven
+    return cut(lengths, spec, processors, most, streams)
+
+
+def _even(lengths: NDArray[np.int64], spec: ModelSpec, processors: int, most: int, streams: bool) -> Cut:
+    """The same number of parts of each context."""
+    wide, longest = spec.head_dim > 64, int(lengths.max())
+    splits = min(_even_parts(longest, _fair(lengths, spec, processors)), most)
+    programs = len(lengths) * spec.kv_heads * splits
+    if programs > SLACK * processors:
+        if streams and wide and splits == 1 and programs <= LIGHT_MOST * processors and longest <= FAR:
+            if 2 * programs > LIGHT_MOST * processors:
+                return Cut(64, 1, *LIGHT, streamed=True)
+            if longest > WHOLE and most >= 2:
+                return Cut(64, 2, *LIGHT, streamed=True)
+        if splits > 1:
+            return Cut(64, splits, *_beside(wide))
+        two = programs <= 2 * SLACK * processors
+        return Cut(64, 1, *(IN_TURNS if two else (64, 3, 2) if wide else (128, 3, 1)))
+    tokens = longest / splits
+    if streams and processors < 3 * programs <= 3 * processors:
+        halved = splits > 1 and SHORT < tokens <= HALVED
+        rings = 2 * splits if halved else splits
+        if rings <= most and (halved or (wide and tokens <= SHORT)):
+            return Cut(64, rings, *(LIGHT if wide else LIGHT_NARROW), streamed=True)
+    if 2 * programs > processors and tokens < SHORT:
+        return Cut(64, splits, *_beside(wide))
+    return Cut(64, splits, *_alone(tokens, spec, streams))
+
+
+def _uneven(lengths: NDArray[np.int64], spec: ModelSpec, processors: int, most: int, streams: bool) -> Cut:
+    """Parts of the same length, all of them at once if no long one keeps the others waiting then."""
+    light, fair = streams and spec.head_dim > 64, _fair(lengths, spec, processors)
     places = processors * (LIGHT_MOST if light else 1) // spec.kv_heads
     part = _part_at_once(lengths, places, MERGED_LIGHT if light else MERGED)
     parts = _parts(lengths, part)
-    how: tuple[int, int, int, bool]
-    if parts > places or part > max(LONG, 1.5 * fair) or (light and part > LONGEST):
+    at_once = parts <= places and part <= max(LONG, min(LONGEST, fair / 2) if light else 1.5 * fair)
+    if not at_once:
         part = 1 << round(math.log2(min(LONGEST, max(256, fair / (8 if light else 2)))))
-        how = (*LIGHT, 0, True) if light else (*beside, False)
-    elif light and 3 * parts * spec.kv_heads > processors:
+    if light and not (at_once and 3 * parts * spec.kv_heads <= processors):
         how = *LIGHT, 0, True
-    else:
+    elif at_once:
         how = _alone(part, spec, streams)
+    else:
+        how = *_beside(spec.head_dim > 64), False
     return Cut(part, min(_above(lengths.max() / part), most), *how)
+
+
+def _fair(lengths: NDArray[np.int64], spec: ModelSpec, processors: int) -> float:
+    """A processor's share of all tokens."""
+    return float(lengths.sum()) * spec.kv_heads / processors
+
+
+def _beside(wide: bool) -> tuple[int, int, int]:
+    """How one of two parts on a processor is read."""
+    return (64, 5, 2) if wide else (128, 5, 1)
 
 
 def _alone(tokens: float, spec: ModelSpec, streams: bool) -> tuple[int, int, int, bool]:
