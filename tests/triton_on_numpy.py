@@ -14,6 +14,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,8 @@ from numpy.typing import NDArray
 
 MOST_POLLS = 10_000
 """Of something that an earlier program must have done: nobody will do it later."""
+UNKNOWN = 1 << 30
+"""Numbers behind an address of which nothing else is known."""
 ROUNDED = "bfloat16"
 """Numbers that are kept as float32 of which half the bits are zero."""
 KINDS = {"int32": np.int64, "int64": np.int64, "uint64": np.uint64, "float32": np.float32}
@@ -83,7 +86,9 @@ class Block:
     def __getitem__(self, place: Any) -> Block:
         return Block(self.values[place])
 
-    def to(self, kind: str, bitcast: bool = False) -> Block:
+    def to(self, kind: Any, bitcast: bool = False) -> Any:
+        if isinstance(kind, PointerType):
+            return Pointer.at(int(self.values), kind.kind)
         if bitcast:
             return Block(np.ascontiguousarray(self.values).view(BITS[kind]).reshape(self.values.shape))
         return Block(rounded(self.values) if kind == ROUNDED else self.values.astype(KINDS[kind]), kind)
@@ -105,6 +110,11 @@ class Block:
         return Block(self.values.copy())
 
 
+@dataclass(frozen=True)
+class PointerType:
+    kind: str
+
+
 class Pointer:
     """Into a tensor's memory."""
 
@@ -118,6 +128,13 @@ class Pointer:
         held = (ctypes.c_char * (count * size)).from_address(tensor.data_ptr())
         number = np.uint16 if kind == torch.bfloat16 else torch.empty(0, dtype=kind).numpy().dtype
         return cls(np.frombuffer(held, number), kind == torch.bfloat16)
+
+    @classmethod
+    def at(cls, address: int, kind: str) -> Pointer:
+        """To a tensor of which nobody says how large it is."""
+        number = np.dtype(np.uint16 if kind == ROUNDED else kind)
+        held = (ctypes.c_char * (UNKNOWN * number.itemsize)).from_address(address)
+        return cls(np.frombuffer(held, number), kind == ROUNDED)
 
     @property
     def dtype(self) -> Pointer:
@@ -150,7 +167,7 @@ class Language:
     """What both languages have; layouts mean nothing here."""
 
     int32, int64, uint64, float32, bfloat16 = "int32", "int64", "uint64", "float32", ROUNDED
-    program = (0, 0, 0)
+    program, programs = (0, 0, 0), (1, 1, 1)
     polls = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -172,7 +189,12 @@ class Language:
     minimum = staticmethod(lambda a, b: Block(np.minimum(plain(a), plain(b))))
     maximum = staticmethod(lambda a, b: Block(np.maximum(plain(a), plain(b))))
     where = staticmethod(lambda which, a, b: Block(np.where(plain(which), plain(a), plain(b))))
-    exp, exp2, log = (staticmethod(lambda x, f=f: Block(f(x.values))) for f in (np.exp, np.exp2, np.log))
+    exp, exp2, log, sqrt = (
+        staticmethod(lambda x, f=f: Block(f(x.values))) for f in (np.exp, np.exp2, np.log, np.sqrt)
+    )
+    cast = staticmethod(lambda x, kind: Block(plain(x)).to(kind))
+    multiple_of = staticmethod(lambda x, number: x)
+    pointer_type = staticmethod(lambda kind: PointerType(kind))
     rsqrt = staticmethod(lambda x: Block(1 / np.sqrt(plain(x))))
     sum = staticmethod(lambda x, axis=None: Block(x.values.sum(axis)))
     max = staticmethod(lambda x, axis=None: Block(x.values.max(axis)))
@@ -186,6 +208,9 @@ class Language:
 
     def program_id(self, axis: int) -> Block:
         return Block(self.program[axis])
+
+    def num_programs(self, axis: int) -> Block:
+        return Block(self.programs[axis])
 
     def range(self, *limits: Any, num_stages: int = 1) -> range:
         return range(*limits)
@@ -249,7 +274,8 @@ class Kernel:
         def launch(*given: Any, **named: Any) -> None:
             values = dict(zip(self.names, given, strict=False)) | named
             values = {name: self._argument(name, values[name]) for name in self.names}
-            places = list(itertools.product(*map(range, reversed((*grid, 1, 1)[:3]))))
+            LANGUAGE.programs = (*grid, 1, 1)[:3]
+            places = list(itertools.product(*map(range, reversed(LANGUAGE.programs))))
             if not self.ordered:
                 random.Random(len(places)).shuffle(places)
             for place in places:
