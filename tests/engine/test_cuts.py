@@ -10,16 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jigsawrl.engine.cuda.cuts import (
-    ALONE,
-    LIGHT,
-    LIGHT_MOST,
-    LIGHT_NARROW,
-    MOST_SPLITS,
-    SLACK,
-    Cut,
-    cut_for,
-)
+from jigsawrl.engine.cuda.cuts import ALONE, LIGHT, LIGHT_MOST, MOST_SPLITS, SLACK, Cut, cut_for
 from jigsawrl.model.spec import ModelSpec, spec_from_config
 from jigsawrl.model.tiny import tiny_config
 
@@ -39,7 +30,7 @@ def parts(context: int, how: Cut) -> list[int]:
 
 def is_light(how: Cut) -> bool:
     """Several fit beside each other on every processor."""
-    return how.streamed and (how.tile, how.stages) in (LIGHT, LIGHT_NARROW)
+    return how.streamed and (how.tile, how.stages) == LIGHT
 
 
 @given(
@@ -111,15 +102,15 @@ def test_short_parts_that_have_a_processor_to_themselves_go_through_a_ring_and_l
     ("batch", "context"), [(24, 1_000), (32, 1_000), (8, 4_000), (16, 4_000), (1, 16_000), (4, 16_000)]
 )
 def test_parts_that_are_a_little_too_long_for_one_ring_are_halved_and_go_through_two(batch, context):
-    """Steps of 1.5B took 1.6, 3.3, 4, 5, 4 and 4 % less time so; the first two were measured with a round more."""
+    """Steps of 1.5B took 1.6, 3.3, 4, 5, 4 and 4 % less time so; the first two were measured with a round more. Of
+    0.5B, whose heads are half as wide, they took 1 % less, 6 % more, (8 were not measured) 2 % less, 9 and 15 % more."""
     how = cut([context] * batch)
     assert is_light(how)
     assert max(parts(context, how)) <= 512
+    assert LIGHT_MOST * how.tile * how.stages * 2 * 128 * 2 <= 227 << 10
     narrow = cut([context] * batch, replace(SMALL, head_dim=64, heads=24))
-    assert is_light(narrow)
-    assert narrow.splits == how.splits
-    for each, width in ((how, 128), (narrow, 64)):
-        assert 2 * each.tile * each.stages * 2 * width * 2 <= 227 << 10
+    assert not is_light(narrow)
+    assert narrow.splits == how.splits // 2
     assert not is_light(cut([context] * batch, streams=False))
     without = cut([context] * batch, most=how.splits // 2)
     assert not is_light(without), "where there is no room for the sums of so many"

@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from jigsawrl.engine.cuda.cuts import LIGHT, LIGHT_NARROW, STREAMED
+from jigsawrl.engine.cuda.cuts import LIGHT, STREAMED
 from jigsawrl.engine.cuda.streamed import streamed_kernel
 from jigsawrl.engine.cuda.streamed_attention import streamed_attention_kernel
 from jigsawrl.engine.cuda.tilings import PLAIN, RESIDUAL, RINGS, SWIGLU
@@ -80,9 +80,7 @@ def test_products_from_a_ring(matrix, rows):
 )
 @pytest.mark.parametrize("light", [False, True])
 def test_attention_through_a_ring(kv_heads, group, size, splits, normed, light):
-    tile, rounds = (
-        (LIGHT if size == 128 else LIGHT_NARROW) if light else (STREAMED[0], STREAMED[1] * 128 // size)
-    )
+    tile, rounds = LIGHT if light else (STREAMED[0], STREAMED[1] * 128 // size)
     used = shared_bytes(
         streamed_attention_kernel,
         4,

@@ -30,17 +30,16 @@ there are more parts than places."""
 SHORT = 260
 """Tokens of a part up to which two of them beside each other are better than one that fetches more at once."""
 HALVED = 1000
-"""Tokens up to which a part that is not short is better halved, where contexts are cut anyway."""
+"""Tokens up to which a part that is not short is better halved, where contexts are cut anyway and heads are 128 wide:
+where they are 64 wide, halves took up to 15 % longer."""
 ALONE = 128, 5, 1
 """Of a part that has a processor to itself: tokens a round, rounds in flight, rounds fetched ahead."""
 STREAMED, STREAMED_MOST = (128, 2), 300
 """Of such a part of at most so many tokens: tokens a round, and rounds in a ring where heads are 128 wide; longer
 parts were measured to be faster the other way."""
-LIGHT, LIGHT_NARROW = (64, 2), (128, 3)
-"""Of rings that leave room on a processor, for another one and for the kernels that come next: where heads are 128
-wide, and 64."""
-LIGHT_MOST = 3
-"""Of the former on a processor."""
+LIGHT, LIGHT_MOST = (64, 2), 3
+"""Of rings that leave room on a processor, for others and for the kernels that come next, where heads are 128 wide;
+and how many of them there are on one."""
 WHOLE, FAR = 800, 4_096
 """Tokens up to which a context is better left whole where halves of all would fit, and up to which light rings were
 measured where all others are as long."""
@@ -87,11 +86,11 @@ def _even(lengths: NDArray[np.int64], spec: ModelSpec, processors: int, most: in
         two = programs <= 2 * SLACK * processors
         return Cut(64, 1, *(IN_TURNS if two else (64, 3, 2) if wide else (128, 3, 1)))
     tokens = longest / splits
-    if streams and processors < 3 * programs <= 3 * processors:
+    if streams and wide and processors < 3 * programs <= 3 * processors:
         halved = splits > 1 and SHORT < tokens <= HALVED
         rings = 2 * splits if halved else splits
-        if rings <= most and (halved or (wide and tokens <= SHORT)):
-            return Cut(64, rings, *(LIGHT if wide else LIGHT_NARROW), streamed=True)
+        if rings <= most and (halved or tokens <= SHORT):
+            return Cut(64, rings, *LIGHT, streamed=True)
     if 2 * programs > processors and tokens < SHORT:
         return Cut(64, splits, *_beside(wide))
     return Cut(64, splits, *_alone(tokens, spec, streams))
