@@ -1,9 +1,9 @@
 """Triton's and Gluon's languages on numpy, so that the kernels of `engine/cuda` run where there is no GPU.
 
-Programs run one after the other: Gluon's in any order, Triton's in that of their numbers, for some of them wait for
-earlier ones. Memory is that of tensors on the CPU. So what kernels compute is held to, and the code that launches
-them, but not how they wait: copies are done at once, barriers are always passed, and a launch ends before the next
-one begins.
+Programs run one after the other, in any order; those of products with adapters in that of their numbers, for they
+wait for earlier ones. Memory is that of tensors on the CPU. So what kernels compute is held to, and the code that
+launches them, but not how they wait: copies are done at once, barriers are always passed, and a launch ends before
+the next one begins. Integers are wide, and tensors have no layouts.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from numpy.typing import NDArray
 
 MOST_POLLS = 10_000
 """Of something that an earlier program must have done: nobody will do it later."""
+OPTIONS = {"num_warps", "num_stages", "launch_pdl"}
+"""Of a launch, that no kernel has as an argument."""
+WAITS = "RANKS"
+"""The argument without which no program waits for another."""
 UNKNOWN = 1 << 30
 """Numbers behind an address of which nothing else is known."""
 ROUNDED = "bfloat16"
@@ -84,7 +88,7 @@ class Block:
         return int(self.values)
 
     def __getitem__(self, place: Any) -> Block:
-        return Block(self.values[place])
+        return Block(self.values[place], self.dtype)
 
     def to(self, kind: Any, bitcast: bool = False) -> Any:
         if isinstance(kind, PointerType):
@@ -94,20 +98,20 @@ class Block:
         return Block(rounded(self.values) if kind == ROUNDED else self.values.astype(KINDS[kind]), kind)
 
     def reshape(self, shape: list[int]) -> Block:
-        return Block(self.values.reshape(shape))
+        return Block(self.values.reshape(shape), self.dtype)
 
     def permute(self, order: list[int]) -> Block:
-        return Block(self.values.transpose(order))
+        return Block(self.values.transpose(order), self.dtype)
 
     def split(self) -> tuple[Block, Block]:
         return Block(self.values[..., 0]), Block(self.values[..., 1])
 
     def index(self, place: Any) -> Block:
         """Of shared memory: writing there changes this."""
-        return Block(self.values[int(place)])
+        return Block(self.values[int(place)], self.dtype)
 
     def load(self, layout: Any) -> Block:
-        return Block(self.values.copy())
+        return Block(self.values.copy(), self.dtype)
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ class Language:
     debug_barrier = barrier = staticmethod(lambda: None)
     inline_asm_elementwise = staticmethod(lambda *given, **named: None)
     cdiv = staticmethod(lambda a, b: -(-a // b))
-    trans = staticmethod(lambda x: Block(np.swapaxes(x.values, -1, -2)))
+    trans = staticmethod(lambda x: Block(np.swapaxes(x.values, -1, -2), x.dtype))
     permute = staticmethod(lambda x, order: x.permute(order))
     reshape = staticmethod(lambda x, shape: x.reshape(shape))
     split = staticmethod(lambda x: x.split())
@@ -204,7 +208,10 @@ class Language:
     zeros = staticmethod(lambda shape, dtype, layout=None: Block(np.zeros(shape, KINDS[dtype])))
     full_like = staticmethod(lambda x, value: Block(np.full_like(x.values, value)))
     zeros_like = staticmethod(lambda x: Block(np.zeros_like(x.values)))
-    arange = staticmethod(lambda start, end, layout=None: Block(np.arange(start, end)))
+
+    def arange(self, start: int, end: int, layout: Any = None) -> Block:
+        assert (end - start).bit_count() == 1, "Triton's tensors are powers of two"
+        return Block(np.arange(start, end))
 
     def program_id(self, axis: int) -> Block:
         return Block(self.program[axis])
@@ -216,6 +223,7 @@ class Language:
         return range(*limits)
 
     def dot(self, a: Block, b: Block, acc: Block | None = None) -> Block:
+        assert a.dtype == b.dtype, "as Triton asks for"
         product = a.values.astype(np.float32) @ b.values.astype(np.float32)
         return Block(product if acc is None else product + acc.values)
 
@@ -240,7 +248,7 @@ class Language:
         return Block(found)
 
     def allocate_shared_memory(self, kind: str, shape: list[int], layout: Any) -> Block:
-        return Block(np.full(shape, np.nan, np.float32))
+        return Block(np.full(shape, np.nan, np.float32), kind)
 
     # Gluon's for Hopper
 
@@ -260,8 +268,8 @@ LANGUAGE = Language()
 class Kernel:
     """What `jit` makes of a function: called by another one it is that function, launched it runs for a grid."""
 
-    def __init__(self, function: Callable[..., Any], ordered: bool) -> None:
-        self.function, self.ordered = function, ordered
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
         names = function.__code__.co_varnames[: function.__code__.co_argcount]
         kinds = function.__annotations__
         self.numbers = {name for name in names if not str(kinds.get(name, "")).endswith("constexpr")}
@@ -273,10 +281,12 @@ class Kernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*given: Any, **named: Any) -> None:
             values = dict(zip(self.names, given, strict=False)) | named
+            assert len(given) <= len(self.names)
+            assert values.keys() - OPTIONS == set(self.names), "as Triton asks for"
             values = {name: self._argument(name, values[name]) for name in self.names}
             LANGUAGE.programs = (*grid, 1, 1)[:3]
             places = list(itertools.product(*map(range, reversed(LANGUAGE.programs))))
-            if not self.ordered:
+            if not values.get(WAITS):
                 random.Random(len(places)).shuffle(places)
             for place in places:
                 LANGUAGE.program = place[::-1]
@@ -291,13 +301,9 @@ class Kernel:
         return Block(value) if name in self.numbers and isinstance(value, int) else value
 
 
-def jit(ordered: bool) -> Callable[..., Any]:
+def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """The decorator, which may be called with options first."""
-
-    def decorate(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-        return decorate if function is None else Kernel(function, ordered)
-
-    return decorate
+    return Kernel if function is None else Kernel(function)
 
 
 def modules() -> dict[str, ModuleType]:
@@ -325,11 +331,11 @@ def modules() -> dict[str, ModuleType]:
         warpgroup_mma=LANGUAGE.warpgroup_mma,
         warpgroup_mma_wait=LANGUAGE.warpgroup_mma_wait,
     )
-    gluon = module("triton.experimental.gluon", jit=jit(ordered=False), language=LANGUAGE)
+    gluon = module("triton.experimental.gluon", jit=jit, language=LANGUAGE)
     return {
         "triton": module(
             "triton",
-            jit=jit(ordered=True),
+            jit=jit,
             language=LANGUAGE,
             cdiv=LANGUAGE.cdiv,
             next_power_of_2=lambda number: 1 << (number - 1).bit_length(),
