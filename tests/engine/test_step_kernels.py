@@ -302,6 +302,8 @@ def test_the_head_leaves_each_tiles_maximum_and_sum(count):
         Cut(64, 1, 128, 3, 0, streamed=True),
         Cut(64, 4, 128, 2, 0, streamed=True),
         Cut(64, 4, 64, 2, 0, streamed=True),
+        Cut(64, 3, 64, 4, 0, streamed=True),
+        Cut(64, 12, 64, 2, 0, streamed=True),
         Cut(64, 4, 128, 3, 0, streamed=True),
         Cut(256, 16, 64, 4, 0, streamed=True),
     ],

@@ -76,7 +76,13 @@ def test_products_from_a_ring(matrix, rows):
 
 @pytest.mark.parametrize(
     ("kv_heads", "group", "size", "splits", "normed"),
-    [(2, 6, 128, 8, False), (2, 7, 64, 1, False), (8, 16, 128, 32, True), (4, 1, 64, 2, True)],
+    [
+        (2, 6, 128, 8, False),
+        (2, 6, 128, 3, False),
+        (2, 7, 64, 1, False),
+        (8, 16, 128, 32, True),
+        (4, 1, 64, 2, True),
+    ],
 )
 @pytest.mark.parametrize("light", [False, True])
 def test_attention_through_a_ring(kv_heads, group, size, splits, normed, light):

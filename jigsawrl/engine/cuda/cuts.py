@@ -3,7 +3,8 @@
 Even contexts are cut into the same number of parts each. Uneven ones, of samples that began at different times, are
 cut into parts of the same length: a short one stays whole where a long one has many. Where there is a processor for
 every part, or one for two of them in turns, each has its memory to itself and fetches more at once. Light rings
-leave room for two more on a processor, and for the kernels that come next.
+leave room for two more on a processor, and for the kernels that come next; parts that take all of these places, or
+half of them, are best where that makes them neither short nor many.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ parts were measured to be faster the other way."""
 LIGHT, LIGHT_MOST = (64, 2), 3
 """Of rings that leave room on a processor, for others and for the kernels that come next, where heads are 128 wide;
 and how many of them there are on one."""
+FEW, FEW_NARROW = 6, 4
+"""Parts of a context up to which it pays to take all places that light rings have; where heads are 64 wide."""
+LEAST, LEAST_OF_MANY, FILLED = 75, 125, 340
+"""Tokens of such a part at least, where a context has up to four and where it has more of them, and at most."""
 WHOLE, FAR = 800, 4_096
 """Tokens up to which a context is better left whole where halves of all would fit, and up to which light rings were
 measured where all others are as long."""
@@ -73,6 +78,9 @@ def cut_for(contexts: list[int], spec: ModelSpec, processors: int, most: int, st
 def _even(lengths: NDArray[np.int64], spec: ModelSpec, processors: int, most: int, streams: bool) -> Cut:
     """The same number of parts of each context."""
     wide, longest = spec.head_dim > 64, int(lengths.max())
+    filling = _filling(longest, len(lengths) * spec.kv_heads, spec, processors) if streams else None
+    if filling is not None and filling.splits <= most:
+        return filling
     splits = min(_even_parts(longest, _fair(lengths, spec, processors)), most)
     programs = len(lengths) * spec.kv_heads * splits
     if programs > SLACK * processors:
@@ -94,6 +102,24 @@ def _even(lengths: NDArray[np.int64], spec: ModelSpec, processors: int, most: in
     if 2 * programs > processors and tokens < SHORT:
         return Cut(64, splits, *_beside(wide))
     return Cut(64, splits, *_alone(tokens, spec, streams))
+
+
+def _filling(longest: int, contexts: int, spec: ModelSpec, processors: int) -> Cut | None:
+    """Parts that take all places that light rings have, or half of them, then as many bytes each for any head."""
+    wide, places = spec.head_dim > 64, LIGHT_MOST * processors
+    tile, rounds = LIGHT
+    parts = _rounded(places // contexts)
+    if 3 <= parts <= (FEW if wide else FEW_NARROW) and _is_between(longest / parts, parts, FILLED):
+        return Cut(64, parts, tile, rounds, streamed=True)
+    parts = _rounded(places // (2 * contexts))
+    if 2 <= parts <= MERGED_LIGHT and _is_between(longest / parts, parts, SHORT if wide else FILLED):
+        return Cut(64, parts, tile, rounds * 128 // spec.head_dim, streamed=True)
+    return None
+
+
+def _is_between(tokens: float, parts: int, most: int) -> bool:
+    """Whether parts that take light rings' places are neither too short for so many nor too long."""
+    return (LEAST if parts <= 4 else LEAST_OF_MANY) <= tokens <= most
 
 
 def _uneven(lengths: NDArray[np.int64], spec: ModelSpec, processors: int, most: int, streams: bool) -> Cut:
@@ -153,6 +179,12 @@ def _parts(lengths: NDArray[np.int64], part: int) -> int:
 def _below(x: float) -> int:
     """The power of two at or below x."""
     return 1 << int(math.log2(max(1.0, x)))
+
+
+def _rounded(count: int) -> int:
+    """Down to a power of two or three halves of one: every other number would be a graph of its own."""
+    power = _below(count)
+    return power * 3 // 2 if power > 1 and count >= power * 3 // 2 else power
 
 
 def _above(x: float) -> int:

@@ -9,6 +9,7 @@ there is room for is on its way before the kernel waits for the new token's quer
 
 from __future__ import annotations
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, mma_v2
@@ -218,7 +219,7 @@ def merge(
     FEW: gl.constexpr = gl.BlockedLayout([1, 1], [2, 16], [WARPS, 1], [1, 0])
     WIDE: gl.constexpr = gl.BlockedLayout([1, 4], [128 // D, D // 4], [WARPS, 1], [1, 0])
     g = gl.arange(0, HEADS, layout=gl.SliceLayout(1, FEW))
-    p = gl.arange(0, SPLITS, layout=gl.SliceLayout(0, FEW))
+    p = gl.arange(0, triton.next_power_of_2(SPLITS), layout=gl.SliceLayout(0, FEW))
     known = gl.expand_dims(g < GROUP, 1) & gl.expand_dims(p < parts, 0)
     number = (spot * GROUP + g).to(gl.int64)[:, None] * SPLITS + p[None, :]
     tops = gl.load(part_max + number, mask=known, other=-float("inf"), cache_modifier=".cg")
