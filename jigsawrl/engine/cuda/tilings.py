@@ -78,6 +78,9 @@ RINGS: dict[tuple[int, int], dict[int, Ring]] = {
         16: Ring(60, 128, 5, 7, 4),
         32: Ring(64, 128, 5, 5, 4, group=True),
     },
+    # Qwen2.5 7B: qkv, gate_up.
+    (4608, 3584): {64: Ring(64, 128, 1, 5, 4, group=True)},
+    (37888, 3584): {32: Ring(72, 64, 1, 5, 8, group=True), 64: Ring(48, 64, 1, 5, 4, group=True)},
     # Qwen2.5 0.5B: qkv, o, gate_up, down.
     (1152, 896): {8: Ring(16, 128, 1, 7, 1), 16: Ring(16, 128, 1, 7, 1)},
     (896, 896): {8: Ring(32, 128, 4, 2, 2), 16: Ring(16, 128, 1, 7, 1)},
@@ -143,8 +146,12 @@ MEASURED: dict[tuple[int, int], dict[int, Tiling]] = {
 """By the matrix's rows and columns, then by the rows of x that the kernel is compiled for."""
 BESIDE_ADAPTERS: dict[tuple[int, int], dict[int, Tiling]] = {
     (2048, 1536): {16: Tiling(16, 128, 1, 4, 2, early=256)},
-    (1536, 1536): {8: Tiling(16, 128, 1, 4, 2, early=256), 16: Tiling(16, 128, 1, 4, 2, early=256)},
-    (1536, 8960): {8: Tiling(60, 128, 5, 6, 4)},
+    (1536, 1536): {
+        8: Tiling(16, 128, 1, 4, 2, early=256),
+        16: Tiling(16, 128, 1, 4, 2, early=256),
+        32: Tiling(16, 128, 1, 4, 2, early=256),
+    },
+    (1536, 8960): {8: Tiling(60, 128, 5, 6, 4), 64: Tiling(64, 128, 5, 3, 4)},
 }
 """Others that are better there: the sums of K's parts would have to wait for the adapters' products as well."""
 
