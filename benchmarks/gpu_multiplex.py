@@ -6,11 +6,13 @@ train LoRA adapters on one base of 1.5B, which they share. Every sample is as lo
 real: drivers, actors, scheduler, shares, MPS (`traced.py` says what little differs).
 
 `serial` gives every pipeline the whole GPU, alone, with the same engine and trainer. Throughput is tokens generated
-and trained on over the time from the first phase to the end of the last; setting processes up is not in it, and all
-of them make their kernels and graphs before. Every policy knows what the serial run measured of the four
-(`profile:`), as users have it from `jigsaw profile`, and learns of others as they run; what sharing costs is the
-built-in table of an H200. The ablation leaves one lever of `jigsaw` out at a time. With a limit of time the sides are
-run in the order of the table until it is over.
+and trained on over the time from the first phase to the end of the last; setting processes up is not in it, all of
+them make their graphs before, and the same work is done once before anything counts, so that no side waits for
+kernels to be compiled (those that still were are counted). Beside it: the part of the GPU's bandwidth, that of a
+large copy in the same run, which decoding alone needs for its weights and cached keys and values. Every policy knows
+what the serial run measured of the four (`profile:`), as users have it from `jigsaw profile`, and learns of others as
+they run; what sharing costs is the built-in table of an H200. The ablation leaves one lever of `jigsaw` out at a
+time. With a limit of time the sides are run in the order of the table until it is over.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import json
 import math
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from common import arguments, claim, clean_stdout, figure, report, say
@@ -37,6 +41,9 @@ from safetensors.torch import save_file
 
 from jigsawrl.config.pipelines import load_mix
 from jigsawrl.errors import JigsawError
+from jigsawrl.graph.cost import DecodeCost
+from jigsawrl.graph.decode import DecodeCurve
+from jigsawrl.graph.profile import load_profile
 from jigsawrl.model.folder import places
 from jigsawrl.model.spec import spec_from_config
 from jigsawrl.model.transformer import Transformer
@@ -122,6 +129,8 @@ class Run:
     each: Mapping[str, float]
     """Seconds of each pipeline from its first phase to the end of its last."""
     setup: float
+    compiled: int
+    """Kernels that were not there before."""
     out: Path
 
     @property
@@ -144,23 +153,20 @@ class Bench:
         rows = [{"prompt": words(90 + number % 60, number)} for number in range(512)]
         (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def run(
-        self, pipelines: Pipelines, policy: str, profile: Path | None = None, steps: int | None = None
-    ) -> Run:
-        """With as many steps as each has, if not told."""
+    def run(self, pipelines: Pipelines, policy: str, profile: Path | None = None) -> Run:
         self.count += 1
         out = self.folder / f"{self.count}-{policy}"
         entries: dict[str, dict[str, Any]] = {}
         for name, each in pipelines.items():
             content = run_file(each, self.folder, self.seed, self.longest, self.part, self.device)
             (self.folder / f"{self.count}-{name}.yaml").write_text(yaml.safe_dump(content))
-            entries[name] = {"run": f"{self.count}-{name}.yaml", "steps": steps}
+            entries[name] = {"run": f"{self.count}-{name}.yaml"}
         mix: dict[str, Any] = {"workers": 1, "policy": policy, "pipelines": entries}
         if profile is not None:
             mix["profile"] = str(profile)
         path = out.with_suffix(".yaml")
         path.write_text(yaml.safe_dump(mix))
-        started = time.perf_counter()
+        started, kernels = time.perf_counter(), compiled_kernels()
         with Progress(json=True) as progress:
             outcome = run_mix(load_mix(path), out, False, progress)
         took = time.perf_counter() - started
@@ -176,7 +182,7 @@ class Bench:
         seconds = max(ended.values()) - min(began.values())
         tokens = sum(summarize(each.out / METRICS_FILE).tokens for each in outcome.pipelines)
         spans = {name: ended[name] - began[name] for name in pipelines}
-        return Run(seconds, tokens, spans, took - seconds, out)
+        return Run(seconds, tokens, spans, took - seconds, compiled_kernels() - kernels, out)
 
 
 def run_file(each: Traced, folder: Path, seed: int, longest: int, part: float, device: str) -> dict[str, Any]:
@@ -309,12 +315,15 @@ def main() -> int:
         runs: dict[str, Run] = {}
         alone: dict[str, float] = {}
         profile: Path | None = None
+        bandwidth = None if options.tiny else copy_bandwidth_aside()
+        floors: dict[str, float] = {}
         for mix in first:
-            shown("one step each, not counted: it compiles kernels", bench.run(mix, "concurrent", steps=1))
+            shown("not counted: it compiles kernels", bench.run(mix, "concurrent"))
         if FOUR in first:
             runs["serial"] = shown("serial", bench.run(FOUR, "serial"))
             alone |= runs["serial"].each
             profile = runs["serial"].out / PROFILE
+            floors |= decode_floors(FOUR, profile, bandwidth)
             if options.measure:
                 add_table(load_mix(runs["serial"].out.with_suffix(".yaml")), runs["serial"].out, profile, say)
         failed: dict[str, str] = {}
@@ -331,10 +340,16 @@ def main() -> int:
                 continue
             if policy == "serial":
                 alone |= runs[side].each
+                floors |= decode_floors(mix, runs[side].out / PROFILE, bandwidth)
         ratios = {side: over_serial(run, alone) for side, run in runs.items() if set(run.each) <= set(alone)}
         if options.keep is not None:
             keep(options.keep, runs)
-        print_table(console, runs, ratios)
+        used = {
+            side: sum(floors[name] for name in run.each) / run.seconds
+            for side, run in runs.items()
+            if set(run.each) <= set(floors)
+        }
+        print_table(console, runs, ratios, used)
         claims = {}
         if "jigsaw" in ratios and not options.tiny:
             claims["vs_serial_4"] = claim(ratios["jigsaw"], at_least=TARGET)
@@ -357,6 +372,10 @@ def main() -> int:
             seconds={side: run.seconds for side, run in runs.items()},
             tokens={side: run.tokens for side, run in runs.items()},
             setup_seconds={side: run.setup for side, run in runs.items()},
+            compiled_kernels={side: run.compiled for side, run in runs.items()},
+            copy_bandwidth=bandwidth,
+            decode_floor_seconds=floors,
+            bandwidth_used=used,
         )
     return 0
 
@@ -378,6 +397,39 @@ def run_with(bench: Bench, mix: Pipelines, policy: str, profile: Path | None, le
         POLICIES[policy] = whole
 
 
+def compiled_kernels() -> int:
+    """By Triton and by Inductor, on this machine so far."""
+    caches = [Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache"))]
+    caches += Path(tempfile.gettempdir()).glob("torchinductor_*")
+    return sum(1 for cache in caches if cache.is_dir() for _ in cache.rglob("*.cubin"))
+
+
+def copy_bandwidth_aside() -> float:
+    """In a process that leaves the GPU again: this one must not hold on to it."""
+    code = "import gpu_decode; print(gpu_decode.copy_bandwidth())"
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=given, stdout=subprocess.PIPE, check=True, timeout=300
+    )
+    return float(done.stdout.split()[-1])
+
+
+def decode_floors(pipelines: Pipelines, profile: Path, bandwidth: float | None) -> dict[str, float]:
+    """Seconds of each one's decode steps if nothing counted but what they must read: the weights, and what is cached,
+    for all samples of a step at once. Not of those that share a base, which is read once for all."""
+    floors = {}
+    known = load_profile(profile)
+    for name, each in pipelines.items():
+        if bandwidth is not None and not each.rank:
+            workload = known.workload(name)
+            model = workload.model
+            cost = DecodeCost(model.weight_bytes / bandwidth, 0.0, model.kv_bytes_per_token / bandwidth)
+            prompts = np.full(workload.sequences, workload.prompt_tokens)
+            steps = range(len(workload.quantiles))
+            floors[name] = sum(DecodeCurve.of(workload.lengths(step), prompts, cost).total for step in steps)
+    return floors
+
+
 def over_serial(run: Run, alone: Mapping[str, float]) -> float:
     """Times the throughput of the same pipelines one after the other."""
     return sum(alone[name] for name in run.each) / run.seconds
@@ -385,7 +437,8 @@ def over_serial(run: Run, alone: Mapping[str, float]) -> float:
 
 def shown(side: str, run: Run) -> Run:
     say(
-        f"{side}: {run.seconds:.1f} s, {figure(run.speed)} tokens/s, {run.setup:.1f} s to set up; "
+        f"{side}: {run.seconds:.1f} s, {figure(run.speed)} tokens/s, {run.setup:.1f} s to set up, "
+        f"{run.compiled} kernels compiled; "
         + str({name: round(seconds, 1) for name, seconds in run.each.items()})
     )
     return run
@@ -399,13 +452,16 @@ def keep(folder: Path, runs: Mapping[str, Run]) -> None:
         shutil.copy(run.out / "events.jsonl", folder / f"{side.replace(', ', '-').replace(' ', '-')}.jsonl")
 
 
-def print_table(console: Console, runs: Mapping[str, Run], ratios: Mapping[str, float]) -> None:
+def print_table(
+    console: Console, runs: Mapping[str, Run], ratios: Mapping[str, float], used: Mapping[str, float]
+) -> None:
     table = Table(title="pipelines on one GPU")
-    for column in ("policy", "pipelines", "seconds", "tokens/s", "over serial"):
+    for column in ("policy", "pipelines", "seconds", "tokens/s", "over serial", "of bandwidth, by decoding"):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for side, run in runs.items():
         ratio = figure(ratios[side]) if side in ratios else "1"
-        table.add_row(side, str(len(run.each)), figure(run.seconds), figure(run.speed), ratio)
+        part = figure(used[side]) if side in used else ""
+        table.add_row(side, str(len(run.each)), figure(run.seconds), figure(run.speed), ratio, part)
     console.print(table)
 
 
