@@ -6,13 +6,14 @@ train LoRA adapters on one base of 1.5B, which they share. Every sample is as lo
 real: drivers, actors, scheduler, shares, MPS (`traced.py` says what little differs).
 
 `serial` gives every pipeline the whole GPU, alone, with the same engine and trainer. Throughput is tokens generated
-and trained on over the time from the first phase to the end of the last; setting processes up is not in it, all of
-them make their graphs before, and the same work is done once before anything counts, so that no side waits for
-kernels to be compiled (those that still were are counted). Beside it: the part of the GPU's bandwidth, that of a
-large copy in the same run, which decoding alone needs for its weights and cached keys and values. Every policy knows
-what the serial run measured of the four (`profile:`), as users have it from `jigsaw profile`, and learns of others as
-they run; what sharing costs is the built-in table of an H200. The ablation leaves one lever of `jigsaw` out at a
-time. With a limit of time the sides are run in the order of the table until it is over.
+and trained on over the time from the first phase to the end of the last; setting processes up is not in it, and all
+of them make their graphs before. What the four do, or the LoRA pipelines, is done once before anything counts, so
+that nobody waits for kernels to be compiled; those that still were, while a side was set up or later, are counted.
+Beside it: the part of the GPU's bandwidth, that of a large copy in the same run, which decoding alone needs for
+weights and cached keys and values. Every policy knows what the serial run measured of the four (`profile:`), as users
+have it from `jigsaw profile`, and learns of others as they run; what sharing costs is the built-in table of an H200.
+The ablation leaves one lever of `jigsaw` out at a time. With a limit of time the sides are run in the order of the
+table until it is over.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class Run:
     """Seconds of each pipeline from its first phase to the end of its last."""
     setup: float
     compiled: int
-    """Kernels that were not there before."""
+    """Kernels that were not there before, those of setting up among them."""
     out: Path
 
     @property

@@ -39,8 +39,8 @@ STREAMED, STREAMED_MOST = (128, 2), 300
 """Of such a part of at most so many tokens: tokens a round, and rounds in a ring where heads are 128 wide; longer
 parts were measured to be faster the other way."""
 LIGHT, LIGHT_MOST = (64, 2), 3
-"""Of rings that leave room on a processor, for others and for the kernels that come next, where heads are 128 wide;
-and how many of them there are on one."""
+"""Of rings that leave room on a processor, for others and for the kernels that come next; and how many of them there
+are on one, which have half the bytes each where heads are 64 wide."""
 FEW, FEW_NARROW = 6, 4
 """Parts of a context up to which it pays to take all places that light rings have; where heads are 64 wide."""
 LEAST, LEAST_OF_MANY, FILLED = 75, 125, 340
