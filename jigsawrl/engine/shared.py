@@ -54,6 +54,8 @@ class SharedEngine:
         self.members: dict[str, Member] = {}
         self.joined = 0
         self.nudged = False
+        self.yields = False
+        """Whether decode steps leave room to others on the device, where there are kernels that can."""
 
     def join(
         self,
@@ -101,6 +103,7 @@ class SharedEngine:
     def _burst(self, decoder: Decoder, decoding: list[Sequence], alone: bool) -> list[Sequence]:
         from jigsawrl.engine.cuda.burst import LONGEST, Burst
 
+        decoder.yields = self.yields
         burst = Burst(decoder, self.scheduler)
         return burst.run(decoding, LONGEST if alone else 1, hurried=lambda: self.nudged)
 
@@ -208,6 +211,14 @@ class Member(Owner):
         shared.joined += 1
         shared.members[name] = self
         shared.settle()
+
+    @property
+    def yields(self) -> bool:
+        return self.shared.yields
+
+    @yields.setter
+    def yields(self, yields: bool) -> None:
+        self.shared.yields = yields
 
     def add_request(self, request: Request) -> None:
         self._check_awake()

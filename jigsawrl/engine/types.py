@@ -122,6 +122,8 @@ class RolloutBackend(Generation, Protocol):
     """An engine as its actor sees it; jigsawrl's own and vLLM's stand behind it."""
 
     version: int
+    yields: bool
+    """Whether it leaves room to others on its device, if it can; what it generates does not depend on it."""
 
     def abort(self, request_ids: Sequence[str] | None = None) -> list[SampleOutput]:
         """Ends these requests (None: all) and returns what they have so far."""

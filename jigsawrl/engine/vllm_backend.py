@@ -54,6 +54,7 @@ class VllmEngine:
         self.tokenizer = tokenizer
         self.on_pass = on_pass
         self.version = 0
+        self.yields = False
         self.running: dict[str, Sequence] = {}
         self.held: list[Sequence] = []
         """Samples that wait for the end of a sleep."""

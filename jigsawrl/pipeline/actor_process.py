@@ -139,7 +139,7 @@ def actor_main(
     rank: int,
     world: int,
     meeting: str,
-    settle: Callable[[], None] = lambda: None,
+    settle: Callable[[], bool] = lambda: False,
     between: Callable[[], None] = lambda: None,
     says_what_runs: bool = False,
     make: Callable[[RunConfig, Path, str, int], Generating] = Actor,
@@ -147,8 +147,8 @@ def actor_main(
     """The process: builds its actor when told so, then does as it is told until the pipe closes.
 
     `settle` is called before each thing it does, and `between` inside of those that take long: whoever shares its
-    device may want it elsewhere. With `says_what_runs` it tells from time to time what it has of samples that are
-    under way. `make` makes the actor.
+    device may want it elsewhere. The first says whether its engine is to leave room to them. With `says_what_runs` it
+    tells from time to time what it has of samples that are under way. `make` makes the actor.
     """
     from jigsawrl.pipeline.workers import set_up_torch
 
@@ -191,7 +191,7 @@ def serve(
     pipe: Connection,
     perform: Callable[[str, tuple[Any, ...]], Any],
     who: Callable[[], Generating | None],
-    settle: Callable[[], None],
+    settle: Callable[[], bool],
     reports: Reports | None,
 ) -> None:
     """Messages first; while there are none, the engine generates."""
@@ -210,7 +210,7 @@ def serve(
                 busy = True
             else:
                 assert actor is not None
-                settle()
+                actor.engine.yields = settle()
                 if outputs := actor.engine.step():
                     send(pipe, ("outputs", outputs))
                 if reports is not None and time.monotonic() >= reports.due:

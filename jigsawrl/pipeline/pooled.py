@@ -108,6 +108,7 @@ class NoEngine:
     """A `RolloutBackend` that is never asked for anything."""
 
     version = 0
+    yields = False
 
     def add_request(self, request: Request) -> None:
         raise RuntimeError("an actor that trains only has no engine")

@@ -61,6 +61,7 @@ class Family:
         self.actors: dict[int, BaseProcess] = {}
         """By worker."""
         self.held: dict[int, Units] = {}
+        self.yielding: set[int] = set()
         base = base_folder(config, out)
         if shared is not None:
             pipes = shared.join(config)
@@ -101,15 +102,16 @@ class Family:
     def processes(self) -> list[BaseProcess]:
         return [self.driver, *self.actors.values()]
 
-    def hold(self, engine: int, units: Units) -> None:
-        """Its actor to these units of its worker."""
-        if self.held.get(engine) == units:
+    def hold(self, engine: int, units: Units, yields: bool = False) -> None:
+        """Its actor to these units of its worker, and to leaving room to others."""
+        if (self.held.get(engine), engine in self.yielding) == (units, yields):
             return
         self.held[engine] = units
+        (self.yielding.add if yields else self.yielding.discard)(engine)
         if self.shared is not None:
-            self.shared.hold(self.name, engine, units)
+            self.shared.hold(self.name, engine, units, yields)
         else:
-            self.shares.give(units, self.pid(engine), self.note(engine))
+            self.shares.give(units, self.pid(engine), self.note(engine), yields)
 
     def stand(self, engine: int) -> None:
         """Its actor stands still where it is; one among others only leaves their batch."""

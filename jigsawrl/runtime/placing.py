@@ -12,14 +12,14 @@ from jigsawrl.runtime.world import World
 
 def place(world: World, members: Mapping[str, Member], shares: Shares) -> None:
     """Actors of paused lanes stand still, and nobody else does."""
-    parts = [parts_of(world, worker, shares) for worker in world.workers]
+    ways = [ways_of(world, worker, shares) for worker in world.workers]
     standing: dict[str, set[int]] = {name: set() for name in members}
     for key, lane in world.lanes.lanes.items():
         family = members[lane.pipeline].family
         if family is None:
             continue
         for actor, worker in world.seats(lane).items():
-            family.hold(actor, parts[worker][key])
+            family.hold(actor, *ways[worker][key])
             if lane.paused:
                 standing[lane.pipeline].add(actor)
     for member in members.values():
@@ -32,14 +32,13 @@ def place(world: World, members: Mapping[str, Member], shares: Shares) -> None:
             member.paused = still
 
 
-def parts_of(world: World, worker: int, shares: Shares) -> dict[int, Units]:
-    """The units of each lane on a worker."""
-    keys, whole = sorted(world.lanes.on_worker[worker]), shares.workers[worker]
-    if len(whole) == 1:
-        return dict.fromkeys(keys, whole)
+def ways_of(world: World, worker: int, shares: Shares) -> dict[int, tuple[Units, bool]]:
+    """The units of each lane on a worker, and whether it is to leave room to the others."""
+    keys = sorted(world.lanes.on_worker[worker])
     lanes = [world.lanes.lanes[key] for key in keys]
-    those = [Sharer(lane.share, lane.phase == "rollout", lane.occupies) for lane in lanes]
-    return dict(zip(keys, shares.parts(worker, those), strict=True))
+    those = [Sharer(lane.share, lane.phase == "rollout", lane.occupies, lane.base) for lane in lanes]
+    ways = zip(shares.parts(worker, those), shares.yielding(those), strict=True)
+    return dict(zip(keys, ways, strict=True))
 
 
 def go_for(member: Member, world: World, shares: Shares, prompt: bool) -> Go:

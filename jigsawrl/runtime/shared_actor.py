@@ -56,7 +56,7 @@ SWITCH_S = 2e-4
 is not to wait as long for a thread that trains."""
 
 
-def shared_actor_main(control: Connection, place: Place, settle: Callable[[], None]) -> None:
+def shared_actor_main(control: Connection, place: Place, settle: Callable[[], bool]) -> None:
     """Ends with its parent, or when its engine fails: then all its pipelines start again from their last steps."""
     die_with_parent()
     for each in (signal.SIGINT, signal.SIGTERM):
@@ -256,13 +256,13 @@ class House:
             finally:
                 self.turn.notify_all()
 
-    def generate(self, settle: Callable[[], None]) -> None:
+    def generate(self, settle: Callable[[], bool]) -> None:
         """For ever: passes of the engine, whenever there is something to generate and nobody wants it first."""
         while True:
             with self.turn:
                 while self.wanting or self._shared is None or not self._shared.has_unfinished():
                     self.turn.wait()
-                settle()
+                self._shared.yields = settle()
                 try:
                     ended = self._pass(self._shared)
                 except Exception as error:

@@ -9,6 +9,7 @@ done and never what comes of it, so where a machine cannot hold shares a run is 
 On a GPU only trainings are held to theirs. A rollout has all units: what is kept from the others is free for it, its
 steps are graphs, which belong to the units that they were captured on, and it leaves most of a GPU idle anyway. A
 decode of 16 sequences and a training so get 1.27 times as much done as by taking turns; with both held, 1.18 times.
+A rollout that is not alone leaves room to the others: its kernels start later (`DecodeStep`).
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class Sharer:
     rollout: bool = False
     works: bool = True
     """And does not wait for a host, or stand still."""
+    base: str = ""
+    """The model that it shares with others, in one process with them."""
 
 
 class Shares(Protocol):
@@ -79,8 +82,12 @@ class Shares(Protocol):
     def parts(self, worker: int, those: Sequence[Sharer]) -> list[Units]:
         """The units of each of those on a worker."""
 
-    def give(self, units: Units, pid: int, note: Path) -> None:
-        """An actor has these from now on. `note` is what it looks at, where nobody else can hold it to them."""
+    def yielding(self, those: Sequence[Sharer]) -> list[bool]:
+        """Who of those on a worker is to leave room to the others."""
+
+    def give(self, units: Units, pid: int, note: Path, yields: bool) -> None:
+        """An actor has these from now on, and leaves room to others if it is to. `note` is what it looks at, where
+        nobody else can hold it to them."""
 
     def broken(self) -> bool:
         """Whether all who are there have to end, for the mistake of one, before anybody can use a worker again."""
@@ -115,7 +122,10 @@ class Cores:
             for each, start in zip(those, before, strict=False)
         ]
 
-    def give(self, units: Units, pid: int, note: Path) -> None:
+    def yielding(self, those: Sequence[Sharer]) -> list[bool]:
+        return [False] * len(those)
+
+    def give(self, units: Units, pid: int, note: Path, yields: bool) -> None:
         pin(pid, units)
 
     def broken(self) -> bool:
@@ -182,8 +192,16 @@ class Gpus:
         found = [next(parts) if each.works else units for each in those]
         return [units if each.rollout else part for each, part in zip(those, found, strict=True)]
 
-    def give(self, units: Units, pid: int, note: Path) -> None:
-        write_note(note, () if units in self.workers else units)
+    def yielding(self, those: Sequence[Sharer]) -> list[bool]:
+        """Whoever is not alone; trainings have nothing to leave. Without MPS everyone is alone, in his turn."""
+        if self.without_mps:
+            return [False] * len(those)
+        # Those on one model are one process.
+        at_work = {each.base or which for which, each in enumerate(those) if each.works}
+        return [bool(at_work - {each.base or which}) for which, each in enumerate(those)]
+
+    def give(self, units: Units, pid: int, note: Path, yields: bool) -> None:
+        write_note(note, () if units in self.workers else units, yields)
 
     def broken(self) -> bool:
         return self.mps is not None and self.mps.is_broken()
@@ -355,15 +373,15 @@ def _seen(device: int) -> Gpu:
     return replace(gpu, units=parts.units, ratio=ratio)
 
 
-NOTE = struct.Struct("=II")
-"""The first unit, and how many; zeros: all."""
+NOTE = struct.Struct("=HHI")
+"""The first unit, and how many, zeros: all; whether it leaves room to others."""
 
 
-def write_note(note: Path, units: Units) -> None:
+def write_note(note: Path, units: Units, yields: bool = False) -> None:
     """No units stand for all."""
     file = os.open(note, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
-        os.pwrite(file, NOTE.pack(units[0], len(units)) if units else bytes(NOTE.size), 0)
+        os.pwrite(file, NOTE.pack(units[0] if units else 0, len(units), yields), 0)
     finally:
         os.close(file)
 
@@ -374,7 +392,8 @@ is given back and taken again."""
 
 
 class Follower:
-    """An actor's side: keeps what it does on the units that its note names, from the next thing on."""
+    """An actor's side: keeps what it does on the units that its note names, from the next thing on, and says whether
+    its decode steps are to leave room to others."""
 
     def __init__(self, note: Path, device: int) -> None:
         file = os.open(note, os.O_RDWR | os.O_CREAT, 0o600)
@@ -384,27 +403,29 @@ class Follower:
         finally:
             os.close(file)
         self.device = device
-        self.at = bytes(NOTE.size)
+        self.at = 0, 0
+        """The first unit that it is on, and how many; as in its note."""
         self.parts: Parts | None = None
 
-    def __call__(self) -> None:
+    def __call__(self) -> bool:
         """Before each call and each step of an engine: costs a look at eight bytes where nothing has changed."""
-        if (written := self.page[:]) == self.at:
-            return
-        if self.parts is None:
-            from jigsawrl.runtime.green import Parts
+        first, count, yields = NOTE.unpack(self.page[:])
+        if (first, count) != self.at:
+            if self.parts is None:
+                from jigsawrl.runtime.green import Parts
 
-            self.parts = Parts(self.device)
-        first, count = NOTE.unpack(written)
-        self.parts.move_to(range(first, first + count) if count else range(self.parts.units))
-        self.at = written
+                self.parts = Parts(self.device)
+            self.parts.move_to(range(first, first + count) if count else range(self.parts.units))
+            self.at = first, count
+        return bool(yields)
 
     def where_it_pays(self) -> None:
         """Between the micro-batches of one call."""
-        if (written := self.page[:]) == self.at:
+        first, count, _ = NOTE.unpack(self.page[:])
+        if (first, count) == self.at:
             return
         if self.parts is not None:
-            now, then = (NOTE.unpack(each)[1] or self.parts.units for each in (self.at, written))
+            now, then = self.at[1] or self.parts.units, count or self.parts.units
             if max(now, then) < PAYS * min(now, then):
                 return
         self()

@@ -111,12 +111,12 @@ class SharedActors:
     def stand(self, pipeline: str, rank: int, still: bool) -> None:
         self._tell(rank, Stand(pipeline, still))
 
-    def hold(self, pipeline: str, rank: int, units: Units) -> None:
-        """The process has what any of its pipelines has."""
+    def hold(self, pipeline: str, rank: int, units: Units, yields: bool) -> None:
+        """The process has what any of its pipelines has, and all of them have the same company."""
         held, pid = self.held[rank], self.processes[rank].pid
         held[pipeline] = units
         if pid is not None and not self.killed:
-            self.shares.give(tuple(sorted(set().union(*held.values()))), pid, self._note(rank))
+            self.shares.give(tuple(sorted(set().union(*held.values()))), pid, self._note(rank), yields)
 
     def _tell(self, rank: int, message: ToSharedActor) -> None:
         with suppress(OSError):  # their death will be noticed

@@ -60,10 +60,11 @@ def settle_in(environment: Mapping[str, str], device: str) -> None:
         wait_to_be_taken()
 
 
-def following(note: Path | None, device: str, worker: int) -> tuple[Callable[[], None], Callable[[], None]]:
-    """What an actor calls before each thing it does, and inside of those that take long, to be where it should."""
+def following(note: Path | None, device: str, worker: int) -> tuple[Callable[[], bool], Callable[[], None]]:
+    """What an actor calls before each thing it does, and inside of those that take long, to be where it should; the
+    first says whether its engine is to leave room to others."""
     if note is None or not device.startswith("cuda"):
-        return nothing, nothing
+        return unhurried, nothing
     from jigsawrl.runtime.shares import Follower
 
     follow = Follower(note, worker)
@@ -72,6 +73,11 @@ def following(note: Path | None, device: str, worker: int) -> tuple[Callable[[],
 
 def nothing() -> None:
     """A CPU's actors are pinned by others."""
+
+
+def unhurried() -> bool:
+    """Likewise: nobody needs the room that its engine has."""
+    return False
 
 
 def show_as(name: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +24,7 @@ from jigsawrl.model.transformer import Transformer
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
     pytest.skip("needs an NVIDIA GPU of the Hopper kind or newer", allow_module_level=True)
 
+from jigsawrl.engine.cuda.cuts import Cut
 from jigsawrl.engine.cuda.graphs import Graphs
 from jigsawrl.engine.cuda.prefill import LADDER as PREFILL_LADDER
 from jigsawrl.engine.cuda.prefill import Chunks
@@ -126,6 +129,31 @@ def test_an_engine_on_cuda_draws_what_the_model_says_and_gives_everything_back(p
         check_logprobs(in_float32(model), requests, outputs)
     assert len(engine.blocks.free) == 400
     assert set(engine.blocks.references) == {0}
+
+
+def test_what_is_drawn_does_not_depend_on_leaving_room_to_others():
+    model = bfloat16_model("qwen2", vocab_size=61, **KINDS[0][1])
+    requests = make_requests(20, 3, max_tokens=200, ignore_eos=True)
+
+    def drawn(yields: Callable[[int], bool]) -> list[tuple[list[int], list[float]]]:
+        engine = make_engine(model, num_blocks=2000)
+        for request in requests:
+            engine.add_request(request)
+        found = []
+        for step in itertools.count():
+            if not engine.has_unfinished():
+                break
+            engine.yields = yields(step)
+            found += engine.step()
+        assert engine.runner.decoder is not None
+        steps = [key for key, _ in engine.runner.decoder.graphs.known if any(isinstance(e, Cut) for e in key)]
+        assert {way for *_, way in steps} == {yields(0), yields(1)}
+        return sorted((o.generated.token_ids, o.generated.logprobs) for o in found)
+
+    alone = drawn(lambda step: False)
+    assert len(alone) == 60
+    assert drawn(lambda step: True) == alone
+    assert drawn(lambda step: step % 2 == 1) == alone
 
 
 def test_a_tight_cache_preempts_and_long_prefixes_are_found_again():

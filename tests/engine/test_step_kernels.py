@@ -139,7 +139,8 @@ def test_products_and_what_follows_them_are_those_of_float32(shape, count):
     ],
     ids=str,
 )
-def test_products_from_a_ring_are_those_of_float32(matrix, count):
+@pytest.mark.parametrize("yields", [False, True])
+def test_products_from_a_ring_are_those_of_float32(matrix, count, yields):
     how, (outputs, inputs), hidden = ring(count, *matrix), matrix, min(matrix)
     epilogue = SWIGLU if outputs > 4 * inputs else RESIDUAL if outputs == hidden else PLAIN
     scratch = scratch_of(hidden)
@@ -150,7 +151,7 @@ def test_products_from_a_ring_are_those_of_float32(matrix, count):
     if epilogue == RESIDUAL:
         stream, norm = noise(64, outputs), noise(outputs)
         before, wanted = stream.clone(), stream[:count].float() + product
-        tiles = streamed(x, w, count, epilogue, how, scratch, residual=stream, next_norm=norm)
+        tiles = streamed(x, w, count, epilogue, how, scratch, residual=stream, next_norm=norm, yields=yields)
         assert distance(stream[:count], wanted) < 4e-3
         assert torch.equal(stream[count:], before[count:])
         assert distance(scratch.scaled[:count], stream[:count].float() * norm.float()) < 4e-3
@@ -163,7 +164,8 @@ def test_products_from_a_ring_are_those_of_float32(matrix, count):
         wanted = product * torch.rsqrt(size + 1e-6)[:, None]
         out = torch.full((64, outputs if bias is not None else outputs // 2), float("nan"), device=DEVICE)
         out = out.bfloat16()
-        streamed(x, w, count, epilogue, how, scratch, out=out, bias=bias, eps=1e-6, norm_tiles=norm_tiles)
+        more = {"eps": 1e-6, "norm_tiles": norm_tiles, "yields": yields}
+        streamed(x, w, count, epilogue, how, scratch, out=out, bias=bias, **more)
         gate, up = wanted.chunk(2, dim=1)
         wanted = F.silu(gate) * up if bias is None else wanted + bias.float()
         assert distance(out[:count], wanted) < 8e-3
@@ -425,10 +427,10 @@ def test_attention_of_chunks_is_that_of_float32_over_their_prefix_and_writes_onl
         start += length
 
 
-@pytest.mark.parametrize("adapters", [0, 3])
+@pytest.mark.parametrize(("adapters", "yields"), [(0, False), (0, True), (3, False), (3, True)])
 @pytest.mark.parametrize("slots", SLOTS)
 @torch.inference_mode()
-def test_a_whole_step_is_the_forward_of_each_rows_own_model(slots, adapters):
+def test_a_whole_step_is_the_forward_of_each_rows_own_model(slots, adapters, yields):
     family, heads = KINDS[slots % 3]
     base = bfloat16_model(family, **heads)
     models = [base, *(adapted(base, number) for number in range(adapters))]
@@ -464,7 +466,8 @@ def test_a_whole_step_is_the_forward_of_each_rows_own_model(slots, adapters):
         rows.keys[row] = rng.randrange(2**62)
         rows.adapters[row] = places.get(owner, -1)
         step.inputs[row] = row
-    step.launch(slots, Cut(64, 4, 64, 5, 2) if slots < 32 else Cut(64, 1, 64, 3, 2), choose=True)
+    cut = Cut(64, 4, 64, 5, 2) if slots < 32 else Cut(64, 1, 64, 3, 2)
+    step.launch(slots, cut, choose=True, yields=yields)
     errors = []
     for row, (sequence, owner) in enumerate(zip(sequences, whose, strict=True)):
         reference = references[owner]

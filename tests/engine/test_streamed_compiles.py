@@ -26,8 +26,8 @@ SCALARS = {"eps": "fp32", "scale": "fp32", "norm_tiles": "i32", "M": "i32", "N":
 SCALARS |= {"width": "i32", "least": "i32"}
 
 
-def shared_bytes(kernel: Any, warps: int, **constants: Any) -> int:
-    """Of the compiled kernel."""
+def compiled(kernel: Any, warps: int, **constants: Any) -> Any:
+    """For a Hopper GPU."""
 
     def kind(name: str) -> str:
         if name in constants:
@@ -46,16 +46,24 @@ def shared_bytes(kernel: Any, warps: int, **constants: Any) -> int:
         {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
     options = {"num_warps": warps, "launch_pdl": True}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).metadata.shared
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def lets_the_next_one_start_before_it_waits(kernel: Any) -> bool:
+    lines = kernel.asm["ptx"].splitlines()
+    (lets,) = (number for number, line in enumerate(lines) if "griddepcontrol.launch_dependents" in line)
+    (waits,) = (number for number, line in enumerate(lines) if "griddepcontrol.wait" in line)
+    return lets < waits
 
 
 @pytest.mark.parametrize(
     ("matrix", "rows"), [(matrix, rows) for matrix, known in RINGS.items() for rows in known], ids=str
 )
-def test_products_from_a_ring(matrix, rows):
+@pytest.mark.parametrize("yields", [False, True])
+def test_products_from_a_ring(matrix, rows, yields):
     how, (outputs, inputs) = RINGS[matrix][rows], matrix
     epilogue = SWIGLU if outputs > 4 * inputs else RESIDUAL if outputs == min(matrix) else PLAIN
-    used = shared_bytes(
+    kernel = compiled(
         streamed_kernel,
         how.warps,
         SLOTS=64,
@@ -69,9 +77,12 @@ def test_products_from_a_ring(matrix, rows):
         SPLIT=how.split,
         STAGES=how.stages,
         GROUP=how.group,
+        YIELDS=yields,
         WARPS=how.warps,
     )
-    assert used <= SHARED_MEMORY
+    assert kernel.metadata.shared <= SHARED_MEMORY
+    at_once = not yields and epilogue != PLAIN
+    assert lets_the_next_one_start_before_it_waits(kernel) == at_once
 
 
 @pytest.mark.parametrize(
@@ -84,10 +95,10 @@ def test_products_from_a_ring(matrix, rows):
         (4, 1, 64, 2, True),
     ],
 )
-@pytest.mark.parametrize("light", [False, True])
-def test_attention_through_a_ring(kv_heads, group, size, splits, normed, light):
+@pytest.mark.parametrize(("light", "yields"), [(False, False), (True, False), (True, True)])
+def test_attention_through_a_ring(kv_heads, group, size, splits, normed, light, yields):
     tile, rounds = LIGHT if light else (STREAMED[0], STREAMED[1] * 128 // size)
-    used = shared_bytes(
+    kernel = compiled(
         streamed_attention_kernel,
         4,
         KV_HEADS=kv_heads,
@@ -98,6 +109,8 @@ def test_attention_through_a_ring(kv_heads, group, size, splits, normed, light):
         TILE=tile,
         STAGES=rounds,
         QK_NORM=normed,
+        YIELDS=yields,
         WARPS=4,
     )
-    assert used <= (SHARED_MEMORY // 2 if light else SHARED_MEMORY)
+    assert lets_the_next_one_start_before_it_waits(kernel) != yields
+    assert kernel.metadata.shared <= (SHARED_MEMORY // 2 if light else SHARED_MEMORY)

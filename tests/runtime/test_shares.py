@@ -34,7 +34,7 @@ from jigsawrl.runtime.shares import (
     shares_here,
     write_note,
 )
-from jigsawrl.runtime.start import following, nothing
+from jigsawrl.runtime.start import following, nothing, unhurried
 
 SIXTEEN = tuple(range(16))
 H200 = Gpu("NVIDIA H200", sms=132, memory=139 << 30, units=16, ratio=3.9)
@@ -124,6 +124,32 @@ def test_shares_of_those_who_wait_do_not_count():
     assert gpus.parts(0, [Sharer(0.75, works=False), Sharer(0.25)]) == [SIXTEEN] * 2
 
 
+def test_whoever_is_not_alone_on_a_gpu_leaves_room():
+    gpus = Gpus([H200], {})
+    rollout, training = Sharer(0.25, rollout=True), Sharer(0.5)
+    assert gpus.yielding([rollout]) == [False]
+    assert gpus.yielding([rollout, training]) == [True, True]
+    assert gpus.yielding([rollout, rollout]) == [True, True]
+    waits = Sharer(0.25, rollout=True, works=False)
+    assert gpus.yielding([rollout, waits]) == [False, True], (
+        "one waits, and should find room made when it comes back"
+    )
+    assert gpus.yielding([]) == []
+
+
+def test_pipelines_that_decode_in_one_batch_are_no_company_for_each_other():
+    gpus = Gpus([H200], {})
+    one, other = Sharer(0.5, rollout=True, base="model"), Sharer(0.5, rollout=True, base="another")
+    assert gpus.yielding([one, one]) == [False, False]
+    assert gpus.yielding([one, one, other]) == [True, True, True]
+
+
+def test_nobody_leaves_room_where_those_on_a_worker_take_turns_or_have_cores():
+    crowd = [Sharer(0.5, rollout=True), Sharer(0.5)]
+    assert Gpus([H200], {}, "none here").yielding(crowd) == [False, False]
+    assert Cores([(0, 1)], {}).yielding(crowd) == [False, False]
+
+
 # What a run says of it
 
 
@@ -211,9 +237,22 @@ def test_an_actor_follows_its_note_and_only_moves_when_that_changes(tmp_path):
     moves = Moves()
     follow.parts = moves  # type: ignore[assignment]
     for part in (SIXTEEN, (0, 1), (0, 1), (4, 5, 6), SIXTEEN):
-        gpus.give(part, 0, note)
+        gpus.give(part, 0, note, yields=False)
         follow()
     assert moves.log == [(0, 1), (4, 5, 6), SIXTEEN]
+
+
+def test_an_actor_reads_in_its_note_whether_to_leave_room_and_moves_nowhere_for_that(tmp_path):
+    gpus, note = Gpus([H200], {}), tmp_path / "share"
+    follow = Follower(note, 0)
+    assert follow() is False
+    said = []
+    for yields in (True, True, False, True):
+        gpus.give(SIXTEEN, 0, note, yields)
+        said.append(follow())
+        follow.where_it_pays()
+    assert said == [True, True, False, True]
+    assert follow.parts is None, "no part of the GPU was asked for"
 
 
 def test_a_training_moves_between_micro_batches_where_its_part_is_much_larger_or_smaller(tmp_path):
@@ -232,7 +271,7 @@ def test_a_training_moves_between_micro_batches_where_its_part_is_much_larger_or
         SIXTEEN,
     )
     for part in parts:
-        gpus.give(part, 0, note)
+        gpus.give(part, 0, note, yields=False)
         follow.where_it_pays()
     assert moves.log == [SIXTEEN[:10], SIXTEEN[:6], SIXTEEN[:11]]
     follow()
@@ -244,7 +283,8 @@ def test_on_a_gpu_an_actor_follows_its_note_and_elsewhere_it_is_left_alone(tmp_p
     assert isinstance(settle, Follower)
     assert (settle.device, between) == (1, settle.where_it_pays)
     for note, device in ((None, "cuda:1"), (tmp_path / "other", "cpu")):
-        assert following(note, device, 1) == (nothing, nothing)
+        assert following(note, device, 1) == (unhurried, nothing)
+        assert not unhurried()
     assert not (tmp_path / "other").exists()
 
 

@@ -53,6 +53,7 @@ def attention_kernel(
     TILE: tl.constexpr,
     AHEAD: tl.constexpr,
     QK_NORM: tl.constexpr,
+    YIELDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     slot = tl.program_id(2)
@@ -71,7 +72,8 @@ def attention_kernel(
     angle_sin = tl.load(sin + position * D + d)
     here = tl.load(table + position // BLOCK).to(tl.int64) * BLOCK + position % BLOCK
     if PDL:  # all that is read up to here, and the cache of earlier tokens, is older than the kernel before
-        gdc_launch_dependents()
+        if not YIELDS:
+            gdc_launch_dependents()
         lane = tl.arange(0, D // 64) * 64
         for at in range(start, tl.minimum(end, start + AHEAD * TILE), TILE):
             t = tl.minimum(at + tl.arange(0, TILE), end - 1)
@@ -80,6 +82,8 @@ def attention_kernel(
             prefetch_l2(keys + token[:, None] + lane[None, :])
             prefetch_l2(values + token[:, None] + lane[None, :])
         gdc_wait()
+        if YIELDS:
+            gdc_launch_dependents()
 
     g = tl.arange(0, PADDED)
     other = (d + D // 2) % D

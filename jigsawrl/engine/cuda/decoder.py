@@ -67,6 +67,8 @@ class Decoder:
         self.slots = torch.empty((IN_FLIGHT, slots), dtype=torch.int32, pin_memory=True)
         self.sent: list[int] = []
         """The rows that the device has in its slots."""
+        self.yields = False
+        """Whether its steps leave room to others on the GPU: see `DecodeStep`."""
         self.launches = 0
         """The device counts them as well: its results go to places in turns."""
 
@@ -156,7 +158,7 @@ class Decoder:
             self.step.inputs.copy_(self.slots[place], non_blocking=True)
             self.sent = rows
         truncated = any(_is_truncated(s.params) for s in sequences)
-        step = (rung(count), cut, not truncated)
+        step = (rung(count), cut, not truncated, self.yields)
         self.graphs.run(step, lambda: self.step.launch(*step))
         results = self.step.results[place]
         if truncated:

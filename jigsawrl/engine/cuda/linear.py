@@ -101,8 +101,11 @@ def linear_kernel(
     SPLIT: tl.constexpr,
     SWAP: tl.constexpr,
     EARLY: tl.constexpr,
+    YIELDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    AT_ONCE: tl.constexpr = PDL & (not YIELDS) & (EPILOGUE != _PLAIN)
+    ONCE_READY: tl.constexpr = PDL & (YIELDS | (EPILOGUE == _PLAIN))
     if RANKS > 0:
         NARROW: tl.constexpr = PARTS * RANKS // RANK
         chunks = bands * BM // LOW_BM
@@ -112,16 +115,16 @@ def linear_kernel(
             column = number % NARROW
             chunk = number // NARROW % chunks
             piece = number // narrow_tiles
+            if AT_ONCE:
+                gdc_launch_dependents()
             if PDL:
-                if EPILOGUE != _PLAIN:
-                    gdc_launch_dependents()
                 prefetch_a(a, column, piece, K, RANK, PIECES, LOW_BK)
             mine = whose(rows, slot_of, column, chunk, M, RANKS // RANK, LOW_BM)
             scale = tl.load(scales + column % (RANKS // RANK))
             if PDL:
                 gdc_wait()
-                if EPILOGUE == _PLAIN:
-                    gdc_launch_dependents()
+            if ONCE_READY:
+                gdc_launch_dependents()
             shrink_tile(
                 x, a, mine, scale, low, low_partials, low_counters, flags + flag, column, piece, chunk,
                 M, K, PARTS * RANKS, RANK, LOW_BM, LOW_BK, PIECES, LOW_DEPTH, LOW_SLICES, True,
@@ -159,7 +162,7 @@ def linear_kernel(
         offset = tl.load(bias + n, mask=ours, other=0.0)
     if EPILOGUE == _RESIDUAL:
         weight = tl.load(next_norm + n, mask=ours, other=0.0)
-    if (EPILOGUE != _PLAIN) & PDL:
+    if AT_ONCE:
         # Behind a plain product comes attention, which reads ahead of its own wait what the kernels before the
         # product wrote: it may start once these have ended. The others read nothing ahead but weights.
         gdc_launch_dependents()
@@ -177,8 +180,8 @@ def linear_kernel(
             lead = tl.arange(0, (RANKS + 63) // 64) * 64
             prefetch_l2(b + line.to(tl.int64)[:, None] * RANKS + lead[None, :])
         gdc_wait()
-        if EPILOGUE == _PLAIN:
-            gdc_launch_dependents()
+    if ONCE_READY:
+        gdc_launch_dependents()
 
     there = m < M
     if (EPILOGUE == _RESIDUAL) & (BM <= 16):  # where there are registers to keep it in
@@ -298,8 +301,10 @@ def linear(
     rows: Tensor | None = None,
     temperatures: Tensor | None = None,
     adapters: Beside | None = None,
+    yields: bool = False,
 ) -> int:
-    """Launches one product over the first `count` rows of x; returns how many tiles it was cut into."""
+    """Launches one product over the first `count` rows of x; returns how many tiles it was cut into. `yields`: it
+    leaves room to others (see `DecodeStep`)."""
     outputs, inputs = w.shape
     block = max(16, triton.next_power_of_2(how.reach))
     if epilogue == SWIGLU:
@@ -370,6 +375,7 @@ def linear(
         SPLIT=how.split,
         SWAP=how.swap,
         EARLY=how.early,
+        YIELDS=yields,
         PDL=DEPENDENT,
         num_warps=how.warps,
         num_stages=how.stages,

@@ -79,7 +79,12 @@ class Rows:
 
 
 class DecodeStep:
-    """The launches of a step, over buffers that stay where they are: what a graph is captured from."""
+    """The launches of a step, over buffers that stay where they are: what a graph is captured from.
+
+    Each kernel lets the next one start while it runs. Alone on a GPU a step is fastest where they may start at once:
+    up to four then wait for each other, with what they can read before in shared memory. A step that *yields* lets
+    each start only when its own inputs are there: others' kernels find room, and all together are faster.
+    """
 
     def __init__(self, model: Transformer, cache: KVCache, rows: Rows, slots: int) -> None:
         spec, device = model.spec, model.device
@@ -124,14 +129,16 @@ class DecodeStep:
         self.part_counters = torch.zeros(slots * spec.kv_heads, dtype=torch.int32, device=device)
         self.adapters: Stack | None = None
         self.adapter_scratch: AdapterScratch | None = None
+        self.yields = False
 
     def adapt(self, stack: Stack | None) -> None:
         """From now on the rows have these adapters."""
         self.adapters = stack
         self.adapter_scratch = None if stack is None else AdapterScratch.of(stack, self.scratch.slots)
 
-    def launch(self, slots: int, cut: Cut, choose: bool) -> None:
+    def launch(self, slots: int, cut: Cut, choose: bool, yields: bool = False) -> None:
         """A step over the first `slots` slots; without `choose` it ends with the logits."""
+        self.yields = yields
         self._begin(slots)
         if slots <= (self.most_adapted if self.adapters is not None else MOST_ROWS):
             self._few(slots, cut)
@@ -194,10 +201,11 @@ class DecodeStep:
         adapters = self._beside(w)
         rounds = ring(slots, *w.shape) if self.streams and adapters is None else None
         if rounds is not None:
-            return streamed(x, w, slots, epilogue, rounds, self.scratch, **arguments)
+            return streamed(x, w, slots, epilogue, rounds, self.scratch, yields=self.yields, **arguments)
         cut = tiling if adapters is None else tiling_beside_adapters
         how = cut(slots, w.shape[0], w.shape[1], epilogue)
-        return linear(x, w, slots, epilogue, how, self.scratch, adapters=adapters, **arguments)
+        arguments |= {"adapters": adapters, "yields": self.yields}
+        return linear(x, w, slots, epilogue, how, self.scratch, **arguments)
 
     def _beside(self, w: Tensor) -> Beside | None:
         """The adapters beside a matrix, if there are any."""
@@ -298,6 +306,7 @@ class DecodeStep:
             SPLITS=cut.splits,
             TILE=cut.tile,
             QK_NORM=layer.q_norm is not None,
+            YIELDS=self.yields,
             num_warps=4,
             **own,
             **LAUNCH,

@@ -63,8 +63,10 @@ def streamed_kernel(
     SPLIT: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
+    YIELDS: gl.constexpr,
     WARPS: gl.constexpr,
 ):
+    AT_ONCE: gl.constexpr = (not YIELDS) & (EPILOGUE != _PLAIN)
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BK, BK // 8], [WARPS, 1], [1, 0])
     OUT: gl.constexpr = gl.BlockedLayout([1, 1], [2, 16], [WARPS, 1], [1, 0])
     RING: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -106,7 +108,7 @@ def streamed_kernel(
     wanted = gl.expand_dims(ours, 1)
     present = gl.expand_dims(j < M, 1)
 
-    if EPILOGUE != _PLAIN:
+    if AT_ONCE:
         # Behind a plain product comes attention, which reads ahead of its own wait what the kernels before the
         # product wrote: it may start once these have ended. The others read nothing ahead but weights.
         gdc_launch_dependents()
@@ -127,7 +129,7 @@ def streamed_kernel(
     if EPILOGUE == _RESIDUAL:
         weight = gl.load(next_norm + n, mask=mine, other=0.0)
     gdc_wait()
-    if EPILOGUE == _PLAIN:
+    if not AT_ONCE:
         gdc_launch_dependents()
     for stage in gl.static_range(STAGES):
         if first + stage < last:
@@ -225,6 +227,7 @@ def streamed(
     out: Tensor | None = None,
     residual: Tensor | None = None,
     next_norm: Tensor | None = None,
+    yields: bool = False,
 ) -> int:
     """Launches one product over the first `count` rows of x; returns how many tiles it was cut into."""
     outputs, inputs = w.shape
@@ -258,6 +261,7 @@ def streamed(
         SPLIT=how.split,
         STAGES=how.stages,
         GROUP=how.group,
+        YIELDS=yields,
         WARPS=how.warps,
         num_warps=how.warps,
         **LAUNCH,

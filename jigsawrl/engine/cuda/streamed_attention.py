@@ -51,6 +51,7 @@ def streamed_attention_kernel(
     TILE: gl.constexpr,
     STAGES: gl.constexpr,
     QK_NORM: gl.constexpr,
+    YIELDS: gl.constexpr,
     WARPS: gl.constexpr,
 ):
     HEADS: gl.constexpr = _MOST_HEADS
@@ -81,7 +82,8 @@ def streamed_attention_kernel(
         mbarrier.init(there_yet.index(stage), count=32 * WARPS)
     barrier()
     # All that is read up to the wait, the cache of earlier tokens too, is older than the kernel before.
-    gdc_launch_dependents()
+    if not YIELDS:
+        gdc_launch_dependents()
     place = gl.arange(0, TILE, layout=TOKENS)
     lane = gl.arange(0, D, layout=LANES)
     for stage in gl.static_range(STAGES):
@@ -108,6 +110,8 @@ def streamed_attention_kernel(
     angle_cos = gl.load(cos + position * D + d)
     angle_sin = gl.load(sin + position * D + d)
     gdc_wait()
+    if YIELDS:
+        gdc_launch_dependents()
 
     real = gl.expand_dims(g < GROUP, 1)
     line = qkv + slot.to(gl.int64) * (KV_HEADS * (GROUP + 2) * D)
