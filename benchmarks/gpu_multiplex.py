@@ -7,8 +7,9 @@ real: drivers, actors, scheduler, shares, MPS (`traced.py` says what little diff
 
 `serial` gives every pipeline the whole GPU, alone, with the same engine and trainer. Throughput is tokens generated
 and trained on over the time from the first phase to the end of the last; setting processes up is not in it, and all
-of them make their graphs before. What the four do, or the LoRA pipelines, is done once before anything counts, so
-that nobody waits for kernels to be compiled; those that still were, while a side was set up or later, are counted.
+of them make their graphs before. What the four do, or the LoRA pipelines, is done once before anything counts, with
+the kernels that decode alone and those that decode in company, so that nobody waits for any to be compiled; those
+that still were, while a side was set up or later, are counted.
 Beside it: the part of the GPU's bandwidth, that of a large copy in the same run, which decoding alone needs for
 weights and cached keys and values. Every policy knows what the serial run measured of the four (`profile:`), as users
 have it from `jigsaw profile`, and learns of others as they run; what sharing costs is the built-in table of an H200.
@@ -154,12 +155,15 @@ class Bench:
         rows = [{"prompt": words(90 + number % 60, number)} for number in range(512)]
         (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def run(self, pipelines: Pipelines, policy: str, profile: Path | None = None) -> Run:
+    def run(
+        self, pipelines: Pipelines, policy: str, profile: Path | None = None, both_ways: bool = False
+    ) -> Run:
+        """`both_ways`: decode steps are now as alone, now as in company."""
         self.count += 1
         out = self.folder / f"{self.count}-{policy}"
         entries: dict[str, dict[str, Any]] = {}
         for name, each in pipelines.items():
-            content = run_file(each, self.folder, self.seed, self.longest, self.part, self.device)
+            content = run_file(each, self.folder, self.seed, self.longest, self.part, self.device, both_ways)
             (self.folder / f"{self.count}-{name}.yaml").write_text(yaml.safe_dump(content))
             entries[name] = {"run": f"{self.count}-{name}.yaml"}
         mix: dict[str, Any] = {"workers": 1, "policy": policy, "pipelines": entries}
@@ -186,9 +190,11 @@ class Bench:
         return Run(seconds, tokens, spans, took - seconds, compiled_kernels() - kernels, out)
 
 
-def run_file(each: Traced, folder: Path, seed: int, longest: int, part: float, device: str) -> dict[str, Any]:
+def run_file(
+    each: Traced, folder: Path, seed: int, longest: int, part: float, device: str, both_ways: bool
+) -> dict[str, Any]:
     user = HERE / "traced_user.py"
-    params = {"trace": each.trace, "turns": each.turns}
+    params = {"trace": each.trace, "turns": each.turns, "both_ways": both_ways}
     task: dict[str, Any] = {
         "kind": "data",
         "path": "prompts.jsonl",
@@ -319,7 +325,7 @@ def main() -> int:
         bandwidth = None if options.tiny else copy_bandwidth_aside()
         floors: dict[str, float] = {}
         for mix in first:
-            shown("not counted: it compiles kernels", bench.run(mix, "concurrent"))
+            shown("not counted: it compiles kernels", bench.run(mix, "concurrent", both_ways=True))
         if FOUR in first:
             runs["serial"] = shown("serial", bench.run(FOUR, "serial"))
             alone |= runs["serial"].each

@@ -12,6 +12,7 @@ beside the adapters of all.
 from __future__ import annotations
 
 import fcntl
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -51,6 +52,8 @@ class Trace:
     workload: str
     turns: int
     longest: int
+    both_ways: bool = False
+    """Whether every other decode step is as alone and every other as in company, so that all kernels are compiled."""
 
     @classmethod
     def of(cls, config: RunConfig) -> Trace:
@@ -58,7 +61,8 @@ class Trace:
         task = config.task
         assert isinstance(task, DataTask | EnvironmentTask)
         given = task.params if isinstance(task, EnvironmentTask) else task.reward.params
-        return cls(given["trace"], int(given["turns"]), config.rollout.max_tokens)
+        both_ways = bool(given.get("both_ways"))
+        return cls(given["trace"], int(given["turns"]), config.rollout.max_tokens, both_ways)
 
     def turn(self, key: SampleKey) -> int:
         """Tokens of a turn, the same in every run."""
@@ -126,17 +130,32 @@ def samples_of(config: RunConfig) -> int:
 
 def warm_up(actor: Actor, samples: int, training: AbstractContextManager[None]) -> None:
     """`training`: what it is done within."""
+    if any(trace.both_ways for trace in of_pipeline.values()):
+        take_turns()
     roll_out_a_little(actor, samples)
     with training:
         train_a_little(actor)
     actor.end_rollout()
 
 
+def take_turns() -> None:
+    """From now on, every decode step of this process leaves room to others if the one before it did not."""
+    from jigsawrl.engine.cuda.decoder import Decoder
+
+    def launched(self: Decoder, *given: Any) -> Any:
+        self.yields = not self.yields
+        return launch(self, *given)
+
+    launch = Decoder.launch
+    Decoder.launch = launched  # type: ignore[method-assign]
+
+
 def roll_out_a_little(actor: Actor, samples: int) -> None:
-    """Batches of every size, and few sequences with long contexts."""
+    """Batches of every size, and few sequences with long contexts, as alone and as in company."""
     rounds = [[(64, 8 + 2 * each) for each in range(samples)]]
     rounds += [[(length, 4 * each) for each in range(1, 9)] for length in LONG if length < actor.room // 2]
-    for number, asked in enumerate(rounds):
+    for number, (asked, yields) in enumerate(itertools.product(rounds, (False, True))):
+        actor.engine.yields = yields
         for each, (prompt, length) in enumerate(asked):
             key = SampleKey(0, "warm-up", number, each, 0)
             tokens = [(each * 13 + place) % 499 + 2 for place in range(prompt)]

@@ -12,7 +12,7 @@ def score(prompts, completions, **given):
 class Tool:
     """An episode of so many turns; after each but the last the tool takes from `latency` to twice that."""
 
-    def __init__(self, turns, latency, prompt, trace):
+    def __init__(self, turns, latency, prompt, **given):
         self.turns, self.latency, self.prompt = turns, latency, prompt
 
     def reset(self, seed):
