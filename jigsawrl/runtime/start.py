@@ -31,14 +31,14 @@ def start_actor(
     rank: int,
     world: int,
     meeting: str,
-    environment: Mapping[str, str] | None = None,
-    note: Path | None = None,
+    environment: Mapping[str, str],
+    note: Path,
 ) -> None:
-    settle_in(environment or {}, device)
+    settle_in(environment, device)
     from jigsawrl.pipeline.actor_process import actor_main
 
     show_as(f"actor{rank}:{config.name}")
-    ways = following(note, device, rank)
+    ways = following(note, device, rank, config.threads)
     actor_main(pipe, config, base, device, rank, world, meeting, *ways, says_what_runs=True)
 
 
@@ -47,7 +47,7 @@ def start_shared_actor(control: Connection, place: Place, environment: Mapping[s
     from jigsawrl.runtime.shared_actor import shared_actor_main
 
     show_as(f"actor{place.rank}:{place.base.name}")
-    settle, _ = following(note, place.device, place.rank)
+    settle, _ = following(note, place.device, place.rank, place.configs[0].threads)
     shared_actor_main(control, place, settle)
 
 
@@ -60,24 +60,20 @@ def settle_in(environment: Mapping[str, str], device: str) -> None:
         wait_to_be_taken()
 
 
-def following(note: Path | None, device: str, worker: int) -> tuple[Callable[[], bool], Callable[[], None]]:
+def following(
+    note: Path, device: str, worker: int, threads: int | None
+) -> tuple[Callable[[], bool], Callable[[], None]]:
     """What an actor calls before each thing it does, and inside of those that take long, to be where it should; the
-    first says whether its engine is to leave room to others."""
-    if note is None or not device.startswith("cuda"):
-        return unhurried, nothing
+    first says whether its engine is to leave room to others. `threads`: on a CPU, at most."""
+    if not device.startswith("cuda"):
+        from jigsawrl.runtime.cores import Threads
+
+        own = Threads(threads or 1)
+        return own, own.adapt
     from jigsawrl.runtime.shares import Follower
 
     follow = Follower(note, worker)
     return follow, follow.where_it_pays
-
-
-def nothing() -> None:
-    """A CPU's actors are pinned by others."""
-
-
-def unhurried() -> bool:
-    """Likewise: nobody needs the room that its engine has."""
-    return False
 
 
 def show_as(name: str) -> None:

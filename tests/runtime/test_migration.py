@@ -109,7 +109,7 @@ def actors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     handles = []
     for rank in range(2):
         ours, theirs = context.Pipe()
-        arguments = (theirs, config, base, "cpu", rank, 1, "")
+        arguments = (theirs, config, base, "cpu", rank, 1, "", {}, base / "share")
         process = context.Process(target=start_actor, args=arguments, daemon=True)
         process.start()
         theirs.close()

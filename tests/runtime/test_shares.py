@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.runtime import shares as shares_module
+from jigsawrl.runtime.cores import Threads, pin
 from jigsawrl.runtime.mps import CONTROL, Mps, NoMps, wait_to_be_taken
 from jigsawrl.runtime.shares import (
     NO_GAPS,
@@ -34,7 +35,7 @@ from jigsawrl.runtime.shares import (
     shares_here,
     write_note,
 )
-from jigsawrl.runtime.start import following, nothing, unhurried
+from jigsawrl.runtime.start import following
 
 SIXTEEN = tuple(range(16))
 H200 = Gpu("NVIDIA H200", sms=132, memory=139 << 30, units=16, ratio=3.9)
@@ -278,14 +279,34 @@ def test_a_training_moves_between_micro_batches_where_its_part_is_much_larger_or
     assert moves.log[-1] == SIXTEEN
 
 
-def test_on_a_gpu_an_actor_follows_its_note_and_elsewhere_it_is_left_alone(tmp_path):
-    settle, between = following(tmp_path / "share", "cuda:1", 1)
+def test_on_a_gpu_an_actor_follows_its_note_and_elsewhere_only_counts_its_cores(tmp_path):
+    settle, between = following(tmp_path / "share", "cuda:1", 1, 4)
     assert isinstance(settle, Follower)
     assert (settle.device, between) == (1, settle.where_it_pays)
-    for note, device in ((None, "cuda:1"), (tmp_path / "other", "cpu")):
-        assert following(note, device, 1) == (unhurried, nothing)
-        assert not unhurried()
+    settle, between = following(tmp_path / "other", "cpu", 1, 4)
+    assert isinstance(settle, Threads)
+    assert (settle.most, between) == (4, settle.adapt)
     assert not (tmp_path / "other").exists()
+
+
+def test_an_actor_has_as_many_threads_as_it_is_pinned_to_cores_and_never_more_than_it_may():
+    cores, threads = sorted(os.sched_getaffinity(0)), torch.get_num_threads()
+    if len(cores) < 2:
+        pytest.skip("needs two cores")
+    settle, alone = Threads(2), Threads(1)
+    seen = []
+    try:
+        for held in (cores[:1], cores[:2], cores, cores[1:2]):
+            pin(os.getpid(), held)
+            assert settle() is False, "there is no room to leave to anybody"
+            seen.append(torch.get_num_threads())
+        pin(os.getpid(), cores)
+        alone.adapt()
+        assert torch.get_num_threads() == 1
+    finally:
+        pin(os.getpid(), cores)
+        torch.set_num_threads(threads)
+    assert seen == [1, 2, 2, 1]
 
 
 def test_a_note_that_was_written_before_the_actor_came_is_followed(tmp_path):
