@@ -1,8 +1,9 @@
 """Measures how fast sub-stages are beside each other on this machine's GPU, as they really run.
 
 A few processes as a run has them (under MPS, an actor in each) do one thing each at the same time: read prompts,
-decode few sequences, decode many, or make gradients, trainings held to parts of the GPU as a run holds them. What
-each gets done is held against what it gets done alone; over several batch sizes of decoding it is the mean.
+decode few sequences, decode many, or make gradients, trainings held to parts of the GPU as a run holds them, and
+rollouts that are not alone leaving room as there. What each gets done is held against what it gets done alone; over
+several batch sizes of decoding it is the mean.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class Bench:
         """All begin when all are ready, and go on until all have measured."""
         pipes = self.pipes[-len(crowd) :]
         for pipe, (kind, level) in zip(pipes, crowd, strict=True):
-            pipe.send((kind, size, self._part(level)))
+            pipe.send((kind, size, self._part(level), len(crowd) > 1))
         for pipe in pipes:
             heard(pipe)
         for pipe in pipes:
@@ -184,9 +185,9 @@ def work_as_told(
         worker = Worker(config, base, device)
         pipe.send(None)
         while True:
-            kind, size, units = pipe.recv()
+            kind, size, units, in_company = pipe.recv()
             with worker.held_to(units):
-                work = worker.begin(kind, size)
+                work = worker.begin(kind, size, in_company)
                 work()
                 pipe.send(None)
                 pipe.recv()
@@ -240,9 +241,10 @@ class Worker:
         with self.parts.on(units):
             yield
 
-    def begin(self, kind: Signature, size: int) -> Callable[[], None]:
+    def begin(self, kind: Signature, size: int, in_company: bool) -> Callable[[], None]:
         """Work of a kind, with the batch of this size where there are several."""
         self.actor.engine.abort()
+        self.actor.engine.yields = in_company
         if kind == "compute":
             return self._training()
         return self._reading() if kind == "prefill" else self._decoding(SEQUENCES[kind][size])

@@ -12,10 +12,11 @@ import pytest
 from jigsawrl.config.pipelines import load_mix
 from jigsawrl.config.runfile import checked
 from jigsawrl.graph.interference import H200
+from jigsawrl.graph.measured import ALL
 from jigsawrl.graph.profile import Workload, load_profile, write_profile
 from jigsawrl.pipeline.warmup import prepare_base
 from jigsawrl.runtime import measure
-from jigsawrl.runtime.measure import Worker, add_table, measured_table, rate_of
+from jigsawrl.runtime.measure import Bench, Worker, add_table, measured_table, rate_of
 from jigsawrl.runtime.shares import Cores, Gpu, Gpus, Shares
 
 RUN = {
@@ -42,13 +43,13 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Worker:
 def test_a_rollout_has_its_sequences_until_something_else_is_begun(worker, kind, size, count, monkeypatch):
     monkeypatch.setattr(measure, "LONGEST", 24)
     with worker.held_to(()):
-        step = worker.begin(kind, size)
+        step = worker.begin(kind, size, in_company=False)
         step()
         assert len(worker.actor.engine.partials()) == count
         for _ in range(20):  # they end, and are begun anew
             step()
         assert worker.actor.engine.has_unfinished()
-        worker.begin("compute", 1)
+        worker.begin("compute", 1, in_company=False)
         assert not worker.actor.engine.has_unfinished()
 
 
@@ -62,7 +63,7 @@ def test_prompts_are_read_that_were_never_read_before(worker, monkeypatch):
         "add_request",
         lambda each: (asked.append(tuple(each.prompt_token_ids)), add(each)),
     )
-    step = worker.begin("prefill", 1)
+    step = worker.begin("prefill", 1, in_company=False)
     for _ in range(70):
         step()
         assert not worker.actor.engine.has_unfinished()
@@ -72,9 +73,41 @@ def test_prompts_are_read_that_were_never_read_before(worker, monkeypatch):
 
 def test_a_training_makes_gradients(worker, monkeypatch):
     monkeypatch.setattr(measure, "TRAINED", 64)
-    step = worker.begin("compute", 1)
+    step = worker.begin("compute", 1, in_company=True)
     step()
     assert worker.actor.trainer.optimizer.has_gradients()
+
+
+def test_rollouts_leave_room_as_in_a_run_where_they_are_not_alone(worker):
+    for in_company in (True, False):
+        worker.begin("tail", 0, in_company)
+        assert worker.actor.engine.yields == in_company
+
+
+class Told:
+    """A pipe to a process that is ready at once and does everything twice a second."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.answers = iter((None, 2.0))
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def poll(self, seconds: float) -> bool:
+        return True
+
+    def recv(self) -> Any:
+        return next(self.answers)
+
+
+@pytest.mark.parametrize("crowd", [[("tail", ALL)], [("tail", ALL), ("bulk", ALL), ("compute", 8)]])
+def test_those_of_a_crowd_are_told_that_they_are_not_alone(crowd):
+    bench = object.__new__(Bench)
+    bench.units, bench.pipes = tuple(range(16)), [Told() for _ in crowd]  # type: ignore[misc]
+    assert bench._rates(crowd, 1) == [2.0] * len(crowd)
+    company = [told.sent[0][3] for told in bench.pipes]  # type: ignore[attr-defined]
+    assert company == [len(crowd) > 1] * len(crowd)
 
 
 def test_a_rate_is_how_often_work_is_done_in_a_second(monkeypatch):
