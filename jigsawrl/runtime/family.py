@@ -60,8 +60,8 @@ class Family:
         pipes: list[Connection] = []
         self.actors: dict[int, BaseProcess] = {}
         """By worker."""
-        self.held: dict[int, Units] = {}
-        self.yielding: set[int] = set()
+        self.held: dict[int, tuple[Units, bool]] = {}
+        """What each actor has of its worker, and whether it leaves room to others there."""
         base = base_folder(config, out)
         if shared is not None:
             pipes = shared.join(config)
@@ -104,10 +104,9 @@ class Family:
 
     def hold(self, engine: int, units: Units, yields: bool = False) -> None:
         """Its actor to these units of its worker, and to leaving room to others."""
-        if (self.held.get(engine), engine in self.yielding) == (units, yields):
+        if self.held.get(engine) == (units, yields):
             return
-        self.held[engine] = units
-        (self.yielding.add if yields else self.yielding.discard)(engine)
+        self.held[engine] = units, yields
         if self.shared is not None:
             self.shared.hold(self.name, engine, units, yields)
         else:

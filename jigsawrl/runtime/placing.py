@@ -47,7 +47,7 @@ def go_for(member: Member, world: World, shares: Shares, prompt: bool) -> Go:
     lanes = [world.lanes.lanes[key] for key in world.pipelines[member.name].lanes]
     engines = sorted({worker for lane in lanes for worker in lane.workers})
     seats = {actor: worker for lane in lanes for actor, worker in world.seats(lane).items()}
-    held = member.family.held
+    held = {actor: units for actor, (units, _) in member.family.held.items()}
     threads = [shares.threads(held.get(actor, units)) for actor, units in enumerate(shares.workers)]
     where = [seats.get(actor, 0 if world.training_home is None else actor) for actor in world.workers]
     return Go(tuple(engines), tuple(where), tuple(threads), prompt, training_after(member, world, shares))
