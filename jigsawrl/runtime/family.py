@@ -112,6 +112,13 @@ class Family:
         else:
             self.shares.give(units, self.pid(engine), self.note(engine), yields)
 
+    def keep(self, engines: set[int]) -> None:
+        """The others of its actors have nothing to do; where these are among others, they have what those have."""
+        if self.shared is not None:
+            for engine in self.held.keys() - engines:
+                del self.held[engine]
+                self.shared.let_go(self.name, engine)
+
     def stand(self, engine: int) -> None:
         """Its actor stands still where it is; one among others only leaves their batch."""
         if self.shared is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from jigsawrl.runtime.member import Member
 from jigsawrl.runtime.messages import Go
@@ -12,17 +12,22 @@ from jigsawrl.runtime.world import World
 
 def place(world: World, members: Mapping[str, Member], shares: Shares) -> None:
     """Actors of paused lanes stand still, and nobody else does."""
-    ways = [ways_of(world, worker, shares) for worker in world.workers]
+    exact = {name for name, member in members.items() if member.config.deterministic}
+    ways = [ways_of(world, worker, shares, exact) for worker in world.workers]
     standing: dict[str, set[int]] = {name: set() for name in members}
+    seated: dict[str, set[int]] = {name: set() for name in members}
     for key, lane in world.lanes.lanes.items():
         family = members[lane.pipeline].family
         if family is None:
             continue
         for actor, worker in world.seats(lane).items():
             family.hold(actor, *ways[worker][key])
+            seated[lane.pipeline].add(actor)
             if lane.paused:
                 standing[lane.pipeline].add(actor)
     for member in members.values():
+        if member.family is not None and member.name not in world.onward:
+            member.family.keep(seated[member.name])
         still = standing[member.name]
         if member.family is not None and member.paused != still:
             for actor in still - member.paused:
@@ -32,11 +37,17 @@ def place(world: World, members: Mapping[str, Member], shares: Shares) -> None:
             member.paused = still
 
 
-def ways_of(world: World, worker: int, shares: Shares) -> dict[int, tuple[Units, bool]]:
-    """The units of each lane on a worker, and whether it is to leave room to the others."""
+def ways_of(
+    world: World, worker: int, shares: Shares, exact: Collection[str]
+) -> dict[int, tuple[Units, bool]]:
+    """The units of each lane on a worker, and whether it is to leave room to the others; `exact`: pipelines of which
+    no bit may depend on it."""
     keys = sorted(world.lanes.on_worker[worker])
     lanes = [world.lanes.lanes[key] for key in keys]
-    those = [Sharer(lane.share, lane.phase == "rollout", lane.occupies, lane.base) for lane in lanes]
+    those = [
+        Sharer(lane.share, lane.phase == "rollout", lane.occupies, lane.base, lane.pipeline in exact)
+        for lane in lanes
+    ]
     ways = zip(shares.parts(worker, those), shares.yielding(those), strict=True)
     return dict(zip(keys, ways, strict=True))
 

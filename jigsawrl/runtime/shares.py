@@ -6,7 +6,9 @@
 A share is a number of a worker's units in a row, chosen anew whenever the scheduler likes. It changes when work is
 done and never what comes of it, so where a machine cannot hold shares a run is slower and stays correct.
 
-On a GPU only trainings are held to theirs. A rollout has all units: what is kept from the others is free for it, its
+On a GPU only trainings are held to theirs, and only those of a process of their own: adapters on a base that several
+pipelines share are trained beside everybody's decoding, in one process, where parts were measured to gain little
+(`benchmarks/gpu_lora.py`). A rollout has all units: what is kept from the others is free for it, its
 steps are graphs, which belong to the units that they were captured on, and it leaves most of a GPU idle anyway. A
 decode of 16 sequences and a training so get 1.27 times as much done as by taking turns; with both held, 1.18 times.
 A rollout that is not alone leaves room to the others: its kernels start later (`DecodeStep`).
@@ -63,6 +65,8 @@ class Sharer:
     """And does not wait for a host, or stand still."""
     base: str = ""
     """The model that it shares with others, in one process with them."""
+    exact: bool = False
+    """Whether what it computes has to be the same to the last bit, whatever it has of the worker."""
 
 
 class Shares(Protocol):
@@ -182,7 +186,9 @@ class Gpus:
     def parts(self, worker: int, those: Sequence[Sharer]) -> list[Units]:
         """Equal shares are not held: a GPU divides itself as evenly, and matrix products lose much by an odd part.
 
-        Who waits has the share of a time when others were there.
+        Who waits has the share of a time when others were there. Nobody is held who has to be exact, as matrix products
+        may be summed in another order on fewer units; nor where pipelines train beside the decoding of all, in one
+        process.
         """
         units = self.workers[worker]
         working = [each for each in those if each.works]
@@ -190,7 +196,8 @@ class Gpus:
             return [units] * len(those)
         parts = iter(divided(units, [each.share for each in working]))
         found = [next(parts) if each.works else units for each in those]
-        return [units if each.rollout else part for each, part in zip(those, found, strict=True)]
+        free = [each.rollout or each.exact or bool(each.base) for each in those]
+        return [units if each else part for each, part in zip(free, found, strict=True)]
 
     def yielding(self, those: Sequence[Sharer]) -> list[bool]:
         """Whoever is not alone; trainings have nothing to leave. Without MPS everyone is alone, in his turn."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import send_handle
@@ -54,6 +55,8 @@ class Sharing:
         if base not in self.users:
             return
         self.users[base].discard(config.name)
+        for rank in range(len(self.actors[base].processes)):
+            self.actors[base].let_go(config.name, rank)
         if not self.users[base]:
             self.actors.pop(base).kill()
             del self.users[base]
@@ -63,6 +66,24 @@ class Sharing:
             actors.kill()
         self.actors.clear()
         self.users.clear()
+
+
+@dataclass(slots=True)
+class Held:
+    """What the pipelines of one process are given of its worker."""
+
+    by: dict[str, tuple[Units, bool]] = field(default_factory=dict)
+    """Units, and whether to leave room to others: of each that has something to do."""
+
+    @property
+    def units(self) -> Units:
+        """Of all of them."""
+        return tuple(sorted({unit for units, _ in self.by.values() for unit in units}))
+
+    @property
+    def yields(self) -> bool:
+        """All of them have the same company."""
+        return any(yields for _, yields in self.by.values())
 
 
 class SharedActors:
@@ -77,8 +98,8 @@ class SharedActors:
         self.controls: list[Connection] = []
         self.processes: list[BaseProcess] = []
         self.killed = False
-        self.held: list[dict[str, Units]] = []
-        """What each pipeline was given of each worker."""
+        self.held: list[Held] = []
+        """Of each worker."""
         base, world = Path(configs[0].model.path), len(shares.workers)
         for rank in range(world):
             ours, theirs = context.Pipe()
@@ -94,13 +115,14 @@ class SharedActors:
             theirs.close()
             self.controls.append(ours)
             self.processes.append(process)
-            self.held.append({})
+            self.held.append(Held())
 
     def join(self, config: RunConfig) -> list[Connection]:
         """A pipeline's ends of the pipes to its actors."""
         context = fork_server()
         pipes: list[Connection] = []
         for rank, control in enumerate(self.controls):
+            self.let_go(config.name, rank)  # of what it had before it came back
             ours, theirs = context.Pipe()
             self._tell(rank, Join(config))
             with suppress(OSError), theirs:  # their death will be noticed
@@ -112,11 +134,19 @@ class SharedActors:
         self._tell(rank, Stand(pipeline, still))
 
     def hold(self, pipeline: str, rank: int, units: Units, yields: bool) -> None:
-        """The process has what any of its pipelines has, and all of them have the same company."""
-        held, pid = self.held[rank], self.processes[rank].pid
-        held[pipeline] = units
-        if pid is not None and not self.killed:
-            self.shares.give(tuple(sorted(set().union(*held.values()))), pid, self._note(rank), yields)
+        """The process has what any of its pipelines has."""
+        self.held[rank].by[pipeline] = units, yields
+        self._give(rank)
+
+    def let_go(self, pipeline: str, rank: int) -> None:
+        """A pipeline has nothing to do there."""
+        if self.held[rank].by.pop(pipeline, None) is not None:
+            self._give(rank)
+
+    def _give(self, rank: int) -> None:
+        pid, held = self.processes[rank].pid, self.held[rank]
+        if pid is not None and not self.killed and held.by:
+            self.shares.give(held.units, pid, self._note(rank), held.yields)
 
     def _tell(self, rank: int, message: ToSharedActor) -> None:
         with suppress(OSError):  # their death will be noticed

@@ -105,6 +105,12 @@ def test_on_a_gpu_a_training_keeps_to_its_part_and_rollouts_have_all_of_it():
     assert parts == [SIXTEEN, SIXTEEN[6:], SIXTEEN]
 
 
+def test_trainings_in_a_process_with_others_decoding_and_those_that_must_be_exact_have_all_of_a_gpu():
+    gpus = Gpus([H200], {})
+    adapters, exact = Sharer(0.625, base="model"), Sharer(0.25, exact=True)
+    assert gpus.parts(0, [Sharer(0.125), adapters, exact]) == [SIXTEEN[:2], SIXTEEN, SIXTEEN]
+
+
 def test_equal_shares_of_a_gpu_are_left_to_the_gpu():
     gpus = Gpus([H200], {})
     assert gpus.parts(0, [Sharer(0.25)] * 4) == [SIXTEEN] * 4
