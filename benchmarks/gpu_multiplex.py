@@ -6,10 +6,11 @@ train LoRA adapters on one base of 1.5B, which they share. Every sample is as lo
 real: drivers, actors, scheduler, shares, MPS (`traced.py` says what little differs).
 
 `serial` gives every pipeline the whole GPU, alone, with the same engine and trainer. Throughput is tokens generated
-and trained on over the time from the first phase to the end of the last; setting processes up is not in it, and all
-of them make their graphs before. What the four do, or the LoRA pipelines, is done once before anything counts, with
-the kernels that decode alone and those that decode in company, so that nobody waits for any to be compiled; those
-that still were, while a side was set up or later, are counted.
+and trained on over the time from the first phase to the end of the last; setting processes up is not in it. What the
+pipelines of the chosen sides do is done once before anything counts, with the kernels that decode alone and those of
+company, so that nobody waits for any to be compiled; and every actor has the graphs of its decode steps before it
+begins (`warm_up.py`). Kernels that were compiled all the same, while a side was set up or later, and graphs that were
+captured later, are counted.
 Beside it: the part of the GPU's bandwidth, that of a large copy in the same run, which decoding alone needs for
 weights and cached keys and values. Every policy knows what the serial run measured of the four (`profile:`), as users
 have it from `jigsaw profile`, and learns of others as they run; what sharing costs is the built-in table of an H200.
@@ -40,6 +41,7 @@ from gpu_decode import qwen_config
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
+from warm_up import captured_graphs
 
 from jigsawrl.config.pipelines import load_mix
 from jigsawrl.errors import JigsawError
@@ -133,6 +135,8 @@ class Run:
     setup: float
     compiled: int
     """Kernels that were not there before, those of setting up among them."""
+    captured: int
+    """Graphs, after setting up."""
     out: Path
 
     @property
@@ -156,14 +160,14 @@ class Bench:
         (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def run(
-        self, pipelines: Pipelines, policy: str, profile: Path | None = None, both_ways: bool = False
+        self, pipelines: Pipelines, policy: str, profile: Path | None = None, first_time: bool = False
     ) -> Run:
-        """`both_ways`: decode steps are now as alone, now as in company."""
+        """`first_time`: it does not count, and compiles and notes what those that do will need (`warm_up.py`)."""
         self.count += 1
         out = self.folder / f"{self.count}-{policy}"
         entries: dict[str, dict[str, Any]] = {}
         for name, each in pipelines.items():
-            content = run_file(each, self.folder, self.seed, self.longest, self.part, self.device, both_ways)
+            content = run_file(each, self.folder, self.seed, self.longest, self.part, self.device, first_time)
             (self.folder / f"{self.count}-{name}.yaml").write_text(yaml.safe_dump(content))
             entries[name] = {"run": f"{self.count}-{name}.yaml"}
         mix: dict[str, Any] = {"workers": 1, "policy": policy, "pipelines": entries}
@@ -171,7 +175,7 @@ class Bench:
             mix["profile"] = str(profile)
         path = out.with_suffix(".yaml")
         path.write_text(yaml.safe_dump(mix))
-        started, kernels = time.perf_counter(), compiled_kernels()
+        started, kernels, graphs = time.perf_counter(), compiled_kernels(), captured_graphs(self.folder)
         with Progress(json=True) as progress:
             outcome = run_mix(load_mix(path), out, False, progress)
         took = time.perf_counter() - started
@@ -187,14 +191,15 @@ class Bench:
         seconds = max(ended.values()) - min(began.values())
         tokens = sum(summarize(each.out / METRICS_FILE).tokens for each in outcome.pipelines)
         spans = {name: ended[name] - began[name] for name in pipelines}
-        return Run(seconds, tokens, spans, took - seconds, compiled_kernels() - kernels, out)
+        kernels, graphs = compiled_kernels() - kernels, captured_graphs(self.folder) - graphs
+        return Run(seconds, tokens, spans, took - seconds, kernels, graphs, out)
 
 
 def run_file(
-    each: Traced, folder: Path, seed: int, longest: int, part: float, device: str, both_ways: bool
+    each: Traced, folder: Path, seed: int, longest: int, part: float, device: str, first_time: bool
 ) -> dict[str, Any]:
     user = HERE / "traced_user.py"
-    params = {"trace": each.trace, "turns": each.turns, "both_ways": both_ways}
+    params = {"trace": each.trace, "turns": each.turns, "first": first_time}
     task: dict[str, Any] = {
         "kind": "data",
         "path": "prompts.jsonl",
@@ -315,7 +320,8 @@ def main() -> int:
             print(f"--only {unknown[0]!r} is none of {', '.join(map(repr, sides))}", file=sys.stderr)
             return 2
         mixes = [sides[side][0] for side in chosen]
-        first = [each for each in (FOUR, LORA) if any((mix is LORA) == (each is LORA) for mix in mixes)]
+        names = {name for mix in mixes for name in mix}
+        first = [each for each in (FOUR, OTHERS, LORA) if not names.isdisjoint(each)]
         shapes = {each.shape for mix in (*first, *mixes) for each in mix.values()}
         device = "cpu" if options.tiny else "cuda"
         bench = Bench(Path(scratch), shapes, options.seed, options.tiny, part, longest, device)
@@ -325,7 +331,8 @@ def main() -> int:
         bandwidth = None if options.tiny else copy_bandwidth_aside()
         floors: dict[str, float] = {}
         for mix in first:
-            shown("not counted: it compiles kernels", bench.run(mix, "concurrent", both_ways=True))
+            fits = {name: EIGHT.get(name, each) if mix is OTHERS else each for name, each in mix.items()}
+            shown("not counted: it compiles kernels", bench.run(fits, "concurrent", first_time=True))
         if FOUR in first:
             runs["serial"] = shown("serial", bench.run(FOUR, "serial"))
             alone |= runs["serial"].each
@@ -380,6 +387,7 @@ def main() -> int:
             tokens={side: run.tokens for side, run in runs.items()},
             setup_seconds={side: run.setup for side, run in runs.items()},
             compiled_kernels={side: run.compiled for side, run in runs.items()},
+            captured_graphs={side: run.captured for side, run in runs.items()},
             copy_bandwidth=bandwidth,
             decode_floor_seconds=floors,
             bandwidth_used=used,
@@ -405,10 +413,9 @@ def run_with(bench: Bench, mix: Pipelines, policy: str, profile: Path | None, le
 
 
 def compiled_kernels() -> int:
-    """By Triton and by Inductor, on this machine so far."""
-    caches = [Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache"))]
-    caches += Path(tempfile.gettempdir()).glob("torchinductor_*")
-    return sum(1 for cache in caches if cache.is_dir() for _ in cache.rglob("*.cubin"))
+    """By Triton, on this machine so far."""
+    cache = Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache"))
+    return sum(1 for _ in cache.rglob("*.cubin"))
 
 
 def copy_bandwidth_aside() -> float:
@@ -445,7 +452,7 @@ def over_serial(run: Run, alone: Mapping[str, float]) -> float:
 def shown(side: str, run: Run) -> Run:
     say(
         f"{side}: {run.seconds:.1f} s, {figure(run.speed)} tokens/s, {run.setup:.1f} s to set up, "
-        f"{run.compiled} kernels compiled; "
+        f"{run.compiled} kernels compiled, {run.captured} graphs captured; "
         + str({name: round(seconds, 1) for name, seconds in run.each.items()})
     )
     return run

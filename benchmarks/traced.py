@@ -4,17 +4,16 @@ forked from.
 Everything is the real thing: drivers, actors, engine, trainer, rewards, environments. Three things differ. A sample
 ends after as many tokens as its key draws from the trace's quantiles, whatever the (random) model says. A run leaves
 nothing behind: no states in the store after a step, no checkpoint, no model; at 14 bytes a parameter these would be
-measured instead. And an actor on a GPU rolls out and trains a little when it is set up, so that no policy is measured
-with kernels that are still compiled and graphs that are still captured; of actors in one process the last one does,
-beside the adapters of all.
+measured instead. And an actor on a GPU warms up when it is set up (`warm_up.py`), so that no policy is measured with
+kernels that are still compiled and graphs that are still captured; of actors in one process the last one does, beside
+the adapters of all.
 """
 
 from __future__ import annotations
 
 import fcntl
-import itertools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -22,12 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from warm_up import Shapes, warm_up
 
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.config.tasks import DataTask, EnvironmentTask
 from jigsawrl.engine import shared
 from jigsawrl.engine.sequence import Sequence, sequences_of
-from jigsawrl.engine.types import Generation, Request, SampleKey, SampleOutput, SamplingParams
+from jigsawrl.engine.types import Generation, Request, SampleKey, SampleOutput
 from jigsawrl.graph.profile import LEVELS, load_profile
 from jigsawrl.pipeline import actor_process, loop
 from jigsawrl.pipeline.actor import Actor
@@ -37,12 +37,9 @@ from jigsawrl.runtime import shared_actor
 from jigsawrl.runtime.driver import Beside
 from jigsawrl.runtime.shared_actor import House, SharingActor
 from jigsawrl.store.memory import return_to_system
-from jigsawrl.trainer.batch import Batch
 from jigsawrl.trainer.checkpoint import CheckpointStore
 
 TRACES = "h100-traces"
-LONG = (700, 2000, 5000)
-"""Tokens of prompts that an actor warms up with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +49,9 @@ class Trace:
     workload: str
     turns: int
     longest: int
-    both_ways: bool = False
-    """Whether every other decode step is as alone and every other as in company, so that all kernels are compiled."""
+    first: bool = False
+    """Whether the run does not count: every other decode step is as alone and every other as in company, so that all
+    kernels are compiled, and the shapes of steps are written down."""
 
     @classmethod
     def of(cls, config: RunConfig) -> Trace:
@@ -61,8 +59,8 @@ class Trace:
         task = config.task
         assert isinstance(task, DataTask | EnvironmentTask)
         given = task.params if isinstance(task, EnvironmentTask) else task.reward.params
-        both_ways = bool(given.get("both_ways"))
-        return cls(given["trace"], int(given["turns"]), config.rollout.max_tokens, both_ways)
+        first = bool(given.get("first"))
+        return cls(given["trace"], int(given["turns"]), config.rollout.max_tokens, first)
 
     def turn(self, key: SampleKey) -> int:
         """Tokens of a turn, the same in every run."""
@@ -97,7 +95,8 @@ def traced_actor(config: RunConfig, base: Path, device: str, rank: int) -> Actor
     of_pipeline[config.name] = Trace.of(config)
     actor = Actor(config, base, device, rank)
     if actor.device.type == "cuda":
-        warm_up(actor, samples_of(config), in_turn(Path(config.model.path).parent / "training"))
+        training = in_turn(Path(config.model.path).parent / "training")
+        warm_up(actor, samples_of(config), training, *ahead([config]))
     return actor
 
 
@@ -119,62 +118,20 @@ class TracedTenant(SharingActor):
         everybody = house.place.configs
         others = [house.tenants.get(each.name) for each in everybody if each.name != config.name]
         if self.device.type == "cuda" and all(other is not None and other.actor for other in others):
-            warm_up(self, sum(map(samples_of, everybody)), house.training.used())
+            warm_up(self, sum(map(samples_of, everybody)), house.training.used(), *ahead(everybody))
+
+
+def ahead(configs: Iterable[RunConfig]) -> tuple[Shapes, bool]:
+    """Of the pipelines of a process: what is known of their steps, and whether that is to be found out."""
+    folders, names = zip(*sorted((Path(each.model.path).parent, each.name) for each in configs), strict=True)
+    shapes = Shapes(folders[0] / f"{'+'.join(names)}.shapes")
+    return shapes, any(trace.first for trace in of_pipeline.values())
 
 
 def samples_of(config: RunConfig) -> int:
     """That decode at once, at most."""
     rollout = config.rollout
     return min(rollout.max_num_seqs, rollout.prompts_per_step * rollout.samples)
-
-
-def warm_up(actor: Actor, samples: int, training: AbstractContextManager[None]) -> None:
-    """`training`: what it is done within."""
-    if any(trace.both_ways for trace in of_pipeline.values()):
-        take_turns()
-    roll_out_a_little(actor, samples)
-    with training:
-        train_a_little(actor)
-    actor.end_rollout()
-
-
-def take_turns() -> None:
-    """From now on, every decode step of this process leaves room to others if the one before it did not."""
-    from jigsawrl.engine.cuda.decoder import Decoder
-
-    def launched(self: Decoder, *given: Any) -> Any:
-        self.yields = not self.yields
-        return launch(self, *given)
-
-    launch = Decoder.launch
-    Decoder.launch = launched  # type: ignore[method-assign]
-
-
-def roll_out_a_little(actor: Actor, samples: int) -> None:
-    """Batches of every size, and few sequences with long contexts, as alone and as in company."""
-    rounds = [[(64, 8 + 2 * each) for each in range(samples)]]
-    rounds += [[(length, 4 * each) for each in range(1, 9)] for length in LONG if length < actor.room // 2]
-    for number, (asked, yields) in enumerate(itertools.product(rounds, (False, True))):
-        actor.engine.yields = yields
-        for each, (prompt, length) in enumerate(asked):
-            key = SampleKey(0, "warm-up", number, each, 0)
-            tokens = [(each * 13 + place) % 499 + 2 for place in range(prompt)]
-            params = SamplingParams(max_tokens=length, ignore_eos=True)
-            actor.engine.add_request(Request(f"{number}/{each}", tokens, params, [key]))
-        while actor.engine.has_unfinished():
-            actor.engine.step()
-
-
-def train_a_little(actor: Actor) -> None:
-    """With weights of zero nothing changes."""
-    lengths = [actor.micro_batch_tokens // part for part in (1, 2, 4, 8, 16, 32, 64)]
-    tokens = [torch.arange(length) % 499 + 2 for length in lengths]
-    trained = [torch.arange(1, length) for length in lengths]
-    flat = torch.zeros(sum(map(len, trained)))
-    values = {"advantages": flat, "weights": flat, "engine_logprobs": flat}
-    for _ in range(2):
-        actor.forward_backward(Batch(tokens, trained, values))
-        actor.optim_step()
 
 
 # In a driver
