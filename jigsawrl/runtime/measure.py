@@ -65,25 +65,27 @@ def add_table(mix: Mix, run: Path, path: Path, say: Callable[[str], None]) -> No
         profile = load_profile(path)
         name, workload = min(profile.workloads.items(), key=lambda each: each[1].model.parameters)
         config = own_config(mix, name, kind_of(shares))
+        gpu = shares.found[0]
+        room = int(DEVICE_PART * gpu.memory / (STATE * workload.model.parameters + BESIDE))
+        why = f"no MPS: {shares.without_mps}" if shares.without_mps else ""
+        if why or room < 2:
+            why = why or f"no two models as large as {name}'s fit on the GPU"
+            say(f"not measured: how much sub-stages slow each other down side by side ({why})")
+            return
         say("measuring how much sub-stages slow each other down side by side")
-        base = base_folder(config, run / name)
-        table = measured_table(config, base, shares, workload.model.parameters, say)
-        if table is not None:
-            write_profile(replace(profile, interference=table), path)
+        table = measured_table(config, base_folder(config, run / name), shares, min(MOST, room), say)
+        write_profile(replace(profile, interference=table), path)
 
 
 def measured_table(
-    config: RunConfig, base: Path, shares: Gpus, parameters: float, say: Callable[[str], None]
-) -> Interference | None:
-    """Of GPU 0, for a model of so many parameters; None where not even two such fit on it."""
-    gpu = shares.found[0]
-    room = int(DEVICE_PART * gpu.memory / (STATE * parameters + BESIDE))
-    if shares.without_mps or room < 2:
-        return None
-    until = time.monotonic() + LIMIT_S
+    config: RunConfig, base: Path, shares: Gpus, most: int, say: Callable[[str], None]
+) -> Interference:
+    """Of GPU 0, by up to so many processes."""
+    gpu, began = shares.found[0], time.monotonic()
+    until = began + LIMIT_S
     with ExitStack() as ending:
-        bench = Bench(config, base, shares, min(MOST, room), ending)
-        todo = crowds(min(MOST, room), divisible=len(shares.workers[0]) > 1)
+        bench = Bench(config, base, shares, most, ending)
+        todo = crowds(most, divisible=len(shares.workers[0]) > 1)
         found: dict[tuple[Side, ...], tuple[float, ...]] = {}
         for number, crowd in enumerate(todo):
             if len(crowd) > 2 and time.monotonic() > until:
@@ -92,6 +94,7 @@ def measured_table(
             told = " + ".join(_named(side) for side in crowd)
             speeds = ", ".join(f"{speed:.2f}" for speed in found[crowd])
             say(f"{number + 1} of {len(todo)}: {told}: {speeds}")
+    say(f"measured {len(found)} of {len(todo)} in {time.monotonic() - began:.0f} s")
     batches = "; ".join(f"{kind}: {', '.join(map(str, counts))}" for kind, counts in SEQUENCES.items())
     source = f"measured on one {gpu.name} with the model of {config.name}, {len(found)} crowds ({batches})"
     return table_from(found, shares.hardware().name, source)

@@ -186,9 +186,9 @@ class Gpus:
     def parts(self, worker: int, those: Sequence[Sharer]) -> list[Units]:
         """Equal shares are not held: a GPU divides itself as evenly, and matrix products lose much by an odd part.
 
-        Who waits has the share of a time when others were there. Nobody is held who has to be exact, as matrix products
-        may be summed in another order on fewer units; nor where pipelines train beside the decoding of all, in one
-        process.
+        Who waits has the share of a time when others were there. Nobody is held who has to be exact: matrix products
+        may be summed in another order on fewer units. Nor is anybody where pipelines train beside the decoding of
+        all, in one process.
         """
         units = self.workers[worker]
         working = [each for each in those if each.works]

@@ -16,7 +16,7 @@ from jigsawrl.graph.measured import ALL
 from jigsawrl.graph.profile import Workload, load_profile, write_profile
 from jigsawrl.pipeline.warmup import prepare_base
 from jigsawrl.runtime import measure
-from jigsawrl.runtime.measure import Bench, Worker, add_table, measured_table, rate_of
+from jigsawrl.runtime.measure import Bench, Worker, add_table, rate_of
 from jigsawrl.runtime.shares import Cores, Gpu, Gpus, Shares
 
 RUN = {
@@ -144,17 +144,17 @@ def on(shares: Shares, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_table_is_measured_with_the_smallest_model_and_stands_in_the_profile(profile, monkeypatch):
-    asked: list[tuple[str, float]] = []
+    asked: list[tuple[str, int]] = []
 
-    def table(config: Any, base: Path, shares: Gpus, parameters: float, say: Any) -> Any:
-        asked.append((config.name, parameters))
+    def table(config: Any, base: Path, shares: Gpus, most: int, say: Any) -> Any:
+        asked.append((config.name, most))
         return replace(H200, source="measured here")
 
     on(Gpus([Gpu("NVIDIA H200", sms=132, memory=139 << 30, units=16)], {}), monkeypatch)
     monkeypatch.setattr(measure, "measured_table", table)
     add_table(load_mix(profile.parent / "mix.yaml"), profile.parent, profile, lambda text: None)
     found = load_profile(profile)
-    assert asked == [("small", 6e8)]
+    assert asked == [("small", 4)], "as many as there may be, since more than that would fit"
     assert found.interference is not None
     assert found.interference.source == "measured here"
     assert set(found.workloads) == {"big", "small"}
@@ -166,9 +166,17 @@ def test_cores_need_no_measuring(profile, monkeypatch):
     assert load_profile(profile).interference is None
 
 
-def test_nothing_is_measured_where_processes_take_turns_or_two_do_not_fit(tmp_path):
-    gpu = Gpu("NVIDIA H200", sms=132, memory=139 << 30, units=16)
-    config = checked(RUN)
-    by_turns = Gpus([gpu], {}, without_mps="none here")
-    assert measured_table(config, tmp_path, by_turns, 1e9, lambda text: None) is None
-    assert measured_table(config, tmp_path, Gpus([gpu], {}), 7.6e9, lambda text: None) is None
+@pytest.mark.parametrize(
+    ("shares", "why"),
+    [
+        (Gpus([Gpu("NVIDIA H200", 132, 139 << 30, 16)], {}, without_mps="none here"), "(no MPS: none here)"),
+        (Gpus([Gpu("NVIDIA T4", 40, 15 << 30, 5)], {}), "(no two models as large as small's fit on the GPU)"),
+    ],
+    ids=["they take turns", "two do not fit"],
+)
+def test_where_nothing_can_be_measured_it_is_said_why(shares, why, profile, monkeypatch):
+    said: list[str] = []
+    on(shares, monkeypatch)
+    add_table(load_mix(profile.parent / "mix.yaml"), profile.parent, profile, said.append)
+    assert load_profile(profile).interference is None
+    assert [each.startswith("not measured:") and each.endswith(why) for each in said] == [True]
