@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from jigsawrl.engine.types import SamplingParams
+from jigsawrl.trainer.batch import onto
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -29,21 +30,20 @@ def keyed_uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> ND
 def sample(logits: Tensor, params: list[SamplingParams], uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens [B] and their log-probs [B] for logits [B, V]; `uniforms` [B] decide by inverse CDF.
 
-    The log-prob is that of the full softmax at the sampling temperature (see `Generated`).
+    The log-prob is that of the full softmax at the sampling temperature (see `Generated`). Waits for no device.
     """
     logits = logits.float()
     kinds = [params[0]] if all(p is params[0] for p in params) else params
     if any(p.temperature not in (0.0, 1.0) for p in kinds):
-        temperatures = torch.tensor([p.temperature or 1.0 for p in kinds], device=logits.device)
-        logits = logits / temperatures.unsqueeze(1)
+        logits = logits / _column([p.temperature or 1.0 for p in kinds], logits.device)
     logprobs = logits.log_softmax(dim=-1)
     probabilities = _truncate(logprobs.exp(), kinds)
     cumulative = probabilities.cumsum(dim=-1)
-    thresholds = uniforms.to(logits.device).unsqueeze(1) * cumulative[:, -1:]
+    thresholds = onto(logits.device, uniforms).unsqueeze(1) * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, thresholds, right=True).clamp_(max=logits.shape[1] - 1)
     if any(p.temperature == 0 for p in kinds):
-        greedy = torch.tensor([p.temperature == 0 for p in kinds], device=logits.device)
-        tokens = torch.where(greedy.unsqueeze(1), logprobs.argmax(dim=-1, keepdim=True), tokens)
+        greedy = _column([p.temperature == 0 for p in kinds], logits.device)
+        tokens = torch.where(greedy, logprobs.argmax(dim=-1, keepdim=True), tokens)
     return tokens.squeeze(1), logprobs.gather(1, tokens).squeeze(1)
 
 
@@ -54,16 +54,21 @@ def _truncate(probabilities: Tensor, params: list[SamplingParams]) -> Tensor:
     """
     device, vocabulary = probabilities.device, probabilities.shape[1]
     if any(p.min_p > 0 for p in params):
-        floor = torch.tensor([p.min_p for p in params], device=device).unsqueeze(1)
+        floor = _column([p.min_p for p in params], device)
         keep = probabilities >= floor * probabilities.amax(dim=1, keepdim=True)
         probabilities = probabilities * keep
     if all(p.top_k == 0 and p.top_p >= 1.0 for p in params):
         return probabilities
     ordered, order = probabilities.sort(dim=1, descending=True, stable=True)
     ranks = torch.arange(vocabulary, device=device)
-    top_k = torch.tensor([p.top_k or vocabulary for p in params], device=device).unsqueeze(1)
+    top_k = _column([p.top_k or vocabulary for p in params], device)
     ordered = ordered * (ranks < top_k)
-    top_p = torch.tensor([p.top_p for p in params], device=device).unsqueeze(1)
+    top_p = _column([p.top_p for p in params], device)
     before = ordered.cumsum(dim=1) - ordered
     ordered = ordered * ((before < top_p * ordered.sum(dim=1, keepdim=True)) | (top_p >= 1.0))
     return torch.zeros_like(probabilities).scatter_(1, order, ordered)
+
+
+def _column(values: list[float] | list[int] | list[bool], device: torch.device) -> Tensor:
+    """One for each row, or one for all."""
+    return onto(device, torch.tensor(values)).unsqueeze(1)

@@ -15,7 +15,7 @@ from adapted_models import KINDS, adapted, bfloat16_model, causal, distance, in_
 from small_models import LetterTokenizer
 
 from jigsawrl.engine.engine import Engine
-from jigsawrl.engine.sequence import Owner
+from jigsawrl.engine.sequence import Owner, Sequence
 from jigsawrl.engine.shared import SharedEngine
 from jigsawrl.engine.types import Request, SampleKey, SampleOutput, SamplingParams
 from jigsawrl.model.lora import add_lora, share_base
@@ -25,6 +25,7 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
     pytest.skip("needs an NVIDIA GPU of the Hopper kind or newer", allow_module_level=True)
 
 from jigsawrl.engine.cuda.cuts import Cut
+from jigsawrl.engine.cuda.decoder import Decoder, Launched, rung
 from jigsawrl.engine.cuda.graphs import Graphs
 from jigsawrl.engine.cuda.prefill import LADDER as PREFILL_LADDER
 from jigsawrl.engine.cuda.prefill import Chunks
@@ -129,6 +130,29 @@ def test_an_engine_on_cuda_draws_what_the_model_says_and_gives_everything_back(p
         check_logprobs(in_float32(model), requests, outputs)
     assert len(engine.blocks.free) == 400
     assert set(engine.blocks.references) == {0}
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01}], ids=str
+)
+def test_a_decode_step_waits_for_nothing_once_its_graph_is_there(params, monkeypatch):
+    engine = make_engine(bfloat16_model("qwen2", vocab_size=61, **KINDS[0][1]))
+    launch, watched = Decoder.launch, []
+
+    def launched(self: Decoder, sequences: list[Sequence], ahead: int, cut: Cut) -> Launched:
+        step = rung(len(sequences)), cut, not params, self.yields
+        if self.graphs.known.get((step, torch.cuda.current_stream().cuda_stream)) is None:
+            return launch(self, sequences, ahead, cut)
+        watched.append(step)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(self, sequences, ahead, cut)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(Decoder, "launch", launched)
+    engine.generate(make_requests(4, 2, max_tokens=40, ignore_eos=True, **params))
+    assert len(watched) > 20
 
 
 def test_what_is_drawn_does_not_depend_on_leaving_room_to_others():
