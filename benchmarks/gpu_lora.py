@@ -6,7 +6,9 @@ step on them: forward, backward and update of its adapters, through the trainer 
 for such pipelines, which leave most of the chip unused alone; steps of 64 samples have a claim of their own.
 
 `serial` runs one pipeline after the other, each alone in the engine, rollout and training in turn, both with the
-whole chip. Together, all pipelines are members of one engine: one thread decodes for whoever has samples to draw, a
+whole chip. Its adapters stay beside the base, as they do together, so that it draws the same samples; folded into the
+base before each rollout they would cost a decode step nothing (see the table), and other samples would be drawn.
+Together, all pipelines are members of one engine: one thread decodes for whoever has samples to draw, a
 second one trains whoever has drawn them, on a stream of its own. Neither has priority, and neither keeps to a part of
 the chip's processors: parts would get somewhat more done at once beside few sequences, and nothing beside many.
 
