@@ -15,6 +15,7 @@ from jigsawrl import __version__, cli_cluster, cli_control, cli_plan, cli_profil
 from jigsawrl.cli_help import Command, Commands
 from jigsawrl.cli_output import stdout_on_stderr
 from jigsawrl.errors import JigsawError
+from jigsawrl.processes import spin_briefly
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
@@ -143,6 +144,7 @@ cli_report.add_to(app)
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command and exits."""
+    spin_briefly()
     try:
         code = app(arguments, prog_name="jigsaw", standalone_mode=False)
         sys.stdout.flush()
