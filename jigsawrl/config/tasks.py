@@ -61,7 +61,7 @@ class DataTask(Settings):
     prompt: Text = "prompt"
     """Column with the prompt: text, or chat messages."""
     ground_truth: Text | None = None
-    """Column with the right answer; null: reward_model.ground_truth, else answer."""
+    """Column with the right answer; null: reward_model.ground_truth, else ground_truth, else answer."""
     data_source: Text | None = None
     """Column with the name of the source; null: data_source where there is one."""
     system_prompt: str | None = None

@@ -11,7 +11,9 @@ for each step:
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack, closing
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,13 +64,15 @@ def run(
     config: RunConfig, out: Path, resume: bool, progress: Shown, around: Surroundings | None = None
 ) -> Result:
     """Trains from the start or, with `resume`, from the newest good checkpoint; ends with the model exported."""
-    around = around or Alone()
-    out.mkdir(parents=True, exist_ok=True)
-    durable.replace(out / "config.yaml", config.to_yaml().encode())
-    device = choose_device(config)
-    set_up_torch(config, device)
-    base = prepare_base(config, out, progress.message)
     with ExitStack() as stack:
+        # Of one among several the folder stays, and says what it was.
+        accepted = stack.enter_context(gone_if_refused(out)) if around is None else lambda: None
+        around = around or Alone()
+        out.mkdir(parents=True, exist_ok=True)
+        durable.replace(out / "config.yaml", config.to_yaml().encode())
+        device = choose_device(config)
+        set_up_torch(config, device)
+        base = prepare_base(config, out, progress.message)
         workers = stack.enter_context(closing(around.workers(config, base, device)))
         store = CheckpointStore(out / "checkpoints", config.checkpoint.keep, fingerprint(config, base))
         checkpoint = newest(around.recall(), store.load_latest(progress.message)) if resume else None
@@ -83,6 +87,7 @@ def run(
             workers.all("load_state", checkpoint.tensors)
             pipeline.restore(checkpoint.step, checkpoint.state)
             progress.message(f"resuming after step {checkpoint.step}")
+        accepted()
         journal = Journal(config, out, around.events(out), pipeline.done, resume, progress)
         ended = "failed"
         try:
@@ -110,6 +115,29 @@ def run(
             journal.close(ended)
     summary = summarize(out / METRICS_FILE)
     return Result(out, out / "model", pipeline.done, journal.last, summary)
+
+
+@contextmanager
+def gone_if_refused(out: Path) -> Iterator[Callable[[], None]]:
+    """What a run has put into a folder that was empty, or not there, if it is refused before it calls what this
+    gives: the same folder can be named again when its settings are put right."""
+    there = out.exists()
+    ours = not there or not any(out.iterdir())
+    begun = False
+
+    def accepted() -> None:
+        nonlocal begun
+        begun = True
+
+    try:
+        yield accepted
+    except JigsawError:
+        if ours and not begun and out.exists():
+            for each in out.iterdir():
+                shutil.rmtree(each) if each.is_dir() else each.unlink()
+            if not there:
+                out.rmdir()
+        raise
 
 
 class Pipeline:
@@ -184,8 +212,14 @@ class Pipeline:
                 break
         kept = kept or everything[: wanted * self.config.rollout.samples]
         kept.sort(key=lambda t: (t.prompt, t.sample))
-        for error in {t.error for t in everything if t.error}:
+        errors = [t.error for t in everything if t.error]
+        for error in dict.fromkeys(errors):
             journal.warn(f"step {self.done + 1}: {error}")
+        if errors and len(errors) == len(everything):
+            raise JigsawError(
+                f"step {self.done + 1}: there is nothing to learn from, as every one of its {len(errors)} samples "
+                f"failed to be rewarded: {errors[0]}"
+            )
         values = rollout_metrics(everything)
         if sampling is not None:
             values["rollout/rounds"] = rounds
@@ -297,6 +331,12 @@ def newest(remembered: Checkpoint | None, saved: Checkpoint | None) -> Checkpoin
 
 def usable_prompts(config: RunConfig, rollouts: Rollout, progress: Shown) -> list[int]:
     """Prompts that are short enough; too few of them for a step is an error."""
+    if config.task.kind == "data" and rollouts.task[0].ground_truth is None:
+        known = ", ".join(rollouts.task[0].extra) or "none"
+        progress.message(
+            f"no ground truth: the reward gets None for it; if it needs one, name its column with task.ground_truth "
+            f"(columns beside the prompt: {known})"
+        )
     lengths = rollouts.prompt_lengths()
     size = len(rollouts.task)
     limit = config.rollout.max_prompt_tokens

@@ -127,6 +127,11 @@ def test_columns_can_be_named_and_reached_into(tmp_path: Path) -> None:
     assert load(path, format="jsonl", prompt="q", ground_truth="a.b")[0].ground_truth == 1
 
 
+def test_a_ground_truth_is_found_under_its_name_before_an_answer(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"prompt": "7+5=", "answer": "7+5 is 12", "ground_truth": "12"}')
+    assert load(path)[0].ground_truth == "12"
+
+
 def test_a_ground_truth_is_not_required(tmp_path: Path) -> None:
     assert load(write(tmp_path / "a.jsonl", '{"prompt": "Say hi."}'))[0].ground_truth is None
 

@@ -155,6 +155,44 @@ def test_a_reward_that_raises_hangs_or_dies_counts_as_zero_or_stops_the_run(body
         train(tmp_path / "stop", steps=1, task=task, model=model, rollout={"samples": 2})
 
 
+def test_a_run_ends_when_no_sample_of_a_step_could_be_rewarded(tmp_path):
+    (tmp_path / "rewards.py").write_text(
+        "def score(data_source, solution_str, ground_truth):\n    return float(ground_truth)\n"
+    )
+    (tmp_path / "data.jsonl").write_text(
+        "\n".join(json.dumps({"prompt": f"{n}=", "solution": "1"}) for n in range(8))
+    )
+    reward = {"path": f"{tmp_path / 'rewards.py'}:score"}
+    task = {"kind": "data", "path": str(tmp_path / "data.jsonl"), "reward": reward}
+    model = {"path": "tiny", "tiny": {**SMALL, "warmup_steps": 0}}
+    with pytest.raises(JigsawError, match=r"every one of its \d+ samples failed to be rewarded: .*NoneType"):
+        train(tmp_path / "none", steps=1, task=task, model=model)
+    task["ground_truth"] = "solution"
+    train(tmp_path / "named", steps=1, task=task, model=model)
+    assert metrics(tmp_path / "named")[0]["reward/mean"] == 1.0
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["no folder", "an empty folder"])
+def test_a_run_that_is_refused_leaves_its_folder_as_it_was(there, tmp_path):
+    (tmp_path / "rewards.py").write_text("def score(text): return 1.0\n")
+    (tmp_path / "data.jsonl").write_text("\n".join(json.dumps({"prompt": f"{n}="}) for n in range(8)))
+    reward = {"path": f"{tmp_path / 'rewards.py'}:score"}
+    task = {"kind": "data", "path": str(tmp_path / "data.jsonl"), "reward": reward}
+    model = {"path": "tiny", "tiny": {**SMALL, "warmup_steps": 0}}
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+    with pytest.raises(JigsawError, match="it must be one of"):
+        train(out, steps=1, task=task, model=model)
+    assert list(out.parent.glob("out/*")) == []
+    assert out.exists() == there
+    (tmp_path / "rewards.py").write_text(
+        "def score(prompts, completions, **k): return [1.0] * len(prompts)\n"
+    )
+    train(out, steps=1, task=task, model=model)
+    assert len(metrics(out)) == 1
+
+
 def test_dynamic_sampling_replaces_groups_that_all_got_the_same_reward(tmp_path):
     reward = tmp_path / "rewards.py"
     reward.write_text(

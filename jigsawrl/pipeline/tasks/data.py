@@ -43,11 +43,11 @@ def load(config: Any) -> ListedTask:
 
 
 def _default_ground_truth(row: dict[str, JSON]) -> str | None:
-    """verl's column, else `answer`, else none: a reward may do without."""
+    """verl's column, else `ground_truth`, else `answer`, else none: a reward may do without."""
     reward_model = row.get("reward_model")
     if isinstance(reward_model, dict) and "ground_truth" in reward_model:
         return _VERL_GROUND_TRUTH
-    return "answer" if "answer" in row else None
+    return next((name for name in ("ground_truth", "answer") if name in row), None)
 
 
 def _value(rows: Rows, number: int, row: dict[str, JSON], column: str) -> JSON:
