@@ -236,7 +236,7 @@ def fit(
     whole = Path(os.path.abspath(source))
     name = name or (whole.stem if source.is_file() else whole.name) or "profile"
     target = out or Path(f"{name}.json")
-    _refuse_to_overwrite(target)
+    refuse_to_overwrite(target)
     with _progress() as say:
         say(f"reading {source}")
         profile = fit_folder(source, hardware, name)
@@ -292,7 +292,7 @@ def _policies(given: str | None) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-def _refuse_to_overwrite(target: Path) -> None:
+def refuse_to_overwrite(target: Path) -> None:
     """A JigsawError if a profile cannot be put there, or would replace something else."""
     from jigsawrl.config.runfolder import writable_part
     from jigsawrl.graph.profile import load_profile

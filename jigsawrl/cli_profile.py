@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,10 @@ import typer
 
 from jigsawrl import durable
 from jigsawrl.cli_help import Command
+from jigsawrl.cli_plan import refuse_to_overwrite
 from jigsawrl.errors import JigsawError
+
+INTERRUPTED = 130
 
 
 def add_to(app: typer.Typer) -> None:
@@ -26,9 +30,14 @@ def add_to(app: typer.Typer) -> None:
 def profile(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Run file, with one pipeline or several.")],
     out: Annotated[
-        Path, typer.Option(metavar="FILE.json", help="The profile; one that is there is replaced.")
+        Path,
+        typer.Option(
+            metavar="FILE.json", help="The profile, if not given profile.json; one that is there is replaced."
+        ),
     ] = Path("profile.json"),
-    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of each pipeline.")] = 3,
+    steps: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Steps of each pipeline; if not given, 3.")
+    ] = 3,
     workers: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Workers; if not given, as FILE says.")
     ] = None,
@@ -42,13 +51,11 @@ def profile(
     if out.suffix != ".json":
         raise JigsawError(f"--out: {out} is no profile's name; it ends in .json")
     from jigsawrl.config.pipelines import holds_pipelines, load_mix
-    from jigsawrl.graph.profile import load_profile
     from jigsawrl.runtime.launch import PROFILE, run_mix
     from jigsawrl.runtime.measure import add_table
     from jigsawrl.telemetry.progress import Progress
 
-    if out.exists():
-        load_profile(out)  # never over something else
+    refuse_to_overwrite(out)
     options = {"workers": workers, "policy": "serial"}
     shorter = [f"steps={steps}"]
     if holds_pipelines(file):
@@ -58,6 +65,9 @@ def profile(
     with tempfile.TemporaryDirectory(prefix="jigsawrl-profile-") as scratch, Progress() as progress:
         outcome = run_mix(mix, Path(scratch) / mix.config.name, False, progress)
         made = Path(scratch) / mix.config.name / PROFILE
+        if any(each.how == "interrupted" for each in outcome.pipelines):
+            print("jigsaw: interrupted; nothing was measured", file=sys.stderr)
+            sys.exit(INTERRUPTED)
         failed = [each for each in outcome.pipelines if each.how != "finished"]
         if failed or not made.exists():
             reasons = "; ".join(f"{each.name}: {each.reason or each.how}" for each in failed)

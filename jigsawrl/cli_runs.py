@@ -14,11 +14,11 @@ from rich.table import Table
 from jigsawrl.config import text
 from jigsawrl.config.pipelines import load_mix
 from jigsawrl.telemetry.metrics import METRICS_FILE
-from jigsawrl.telemetry.summary import Summary, summarize
+from jigsawrl.telemetry.summary import Summary, counted, summarize
 from jigsawrl.telemetry.text import duration, number
 
 if TYPE_CHECKING:
-    from jigsawrl.runtime.launch import Outcome
+    from jigsawrl.runtime.launch import Ended, Outcome
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -60,10 +60,12 @@ def tokens_per_second(outcome: Outcome, summaries: dict[str, Summary | None]) ->
 
 
 def table_of(outcome: Outcome, summaries: dict[str, Summary | None]) -> Table:
+    finished = any(each.how == "finished" for each in outcome.pipelines)
+    models = f"models are in {outcome.out}/NAME/model, " if finished else ""
     table = Table(
         title=f"{len(outcome.pipelines)} pipelines in {duration(outcome.seconds)}",
         caption=f"{number(tokens_per_second(outcome, summaries))} tokens/s in all\n"
-        f"models are in {outcome.out}/NAME/model, what ran where is in {outcome.out / 'report.html'}",
+        f"{models}what ran where is in {outcome.out / 'report.html'}",
     )
     for column in ("pipeline", "steps", "first reward", "last", "tokens/s", "done after", "ended"):
         table.add_column(column, justify="left" if column in ("pipeline", "ended") else "right")
@@ -76,9 +78,16 @@ def table_of(outcome: Outcome, summaries: dict[str, Summary | None]) -> Table:
             figure(summary.reward_last if summary else None),
             figure(summary.tokens / each.seconds if summary and each.seconds > 0 else None),
             duration(each.seconds),
-            ": ".join(filter(None, (each.how, each.reason.partition("\n")[0]))),
+            ended(each, summary),
         )
     return table
+
+
+def ended(pipeline: Ended, summary: Summary | None) -> str:
+    """How it did, and how many rewards it did without."""
+    said = ": ".join(filter(None, (pipeline.how, pipeline.reason.partition("\n")[0])))
+    failed = summary.reward_errors if summary else 0
+    return f"{said}; {counted(failed, 'reward')} failed" if failed else said
 
 
 def figure(value: float | None) -> str:

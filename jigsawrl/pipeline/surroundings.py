@@ -6,6 +6,7 @@ Whoever runs several pipelines gives them other surroundings; the loop does not 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -81,6 +82,7 @@ def finish_step_on_interrupt() -> Iterator[Callable[[], bool]]:
         for each in signals:
             signal.signal(each, signal.default_int_handler)
         pressed.set()
+        print("stopping: the step is finished and saved; press Ctrl-C again to stop at once", file=sys.stderr)
 
     if threading.current_thread() is not threading.main_thread():
         yield pressed.is_set

@@ -278,6 +278,11 @@ def submitted(mix: Mix, request: dict[str, Any], out: Path, worker: Hardware, de
     data = {**mix.config.model_dump(mode="json"), "pipelines": {name: settings}}
     config = checked_mix(data)
     more = Mix(config, {name: run_of(Path(config.pipelines[name].run or ""))})
+    if (asked := more.runs[name].device) not in ("auto", device):
+        are = "cores" if device == "cpu" else "GPUs"
+        raise JigsawError(
+            f"{name}: device is {asked}, and the workers of {out} are {are}; set device: {device} or auto"
+        )
     own = own_config(more, name, device)
     check(own)
     member = member_of(more, name, own, out, worker, None)

@@ -137,9 +137,11 @@ class SummaryTable:
         else:
             table.add_row("steps", "none was finished")
         if summary.reward_errors:
-            table.add_row("errors", Text(f"{_count(summary.reward_errors, 'reward')} failed", style="yellow"))
+            table.add_row(
+                "errors", Text(f"{counted(summary.reward_errors, 'reward')} failed", style="yellow")
+            )
         for metric, count in summary.non_finite.items():
-            table.add_row("not finite", Text(f"{metric} in {_count(count, 'step')}", style="red"))
+            table.add_row("not finite", Text(f"{metric} in {counted(count, 'step')}", style="red"))
         if self.model is not None:
             table.add_row("model", Text(str(self.model)))
         table.add_row("run folder", Text(str(self.folder)))
@@ -167,7 +169,7 @@ class SummaryTable:
             table.add_row("", _stage_grid(summary.stages, "#" if plain else "█"))
 
 
-def _count(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 

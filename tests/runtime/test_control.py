@@ -58,6 +58,10 @@ def test_a_pipeline_joins_another_is_paused_resumed_and_cancelled(tmp_path: Path
         assert jigsaw(tmp_path, "pause", "out", "long").returncode == 0
         submitted = jigsaw(tmp_path, "submit", "out", "short.yaml")
         assert "short: to come" in submitted.stdout
+        (tmp_path / "gpu.yaml").write_text(SUMS.format(steps=3) + "device: cuda\n")
+        elsewhere = jigsaw(tmp_path, "submit", "out", "gpu.yaml")
+        assert elsewhere.returncode == 2
+        assert "are cores; set device: cpu or auto" in elsewhere.stderr
         again = jigsaw(tmp_path, "submit", "out", "short.yaml")
         assert again.returncode == 2
         assert "there is a pipeline short already" in again.stderr

@@ -46,7 +46,7 @@ def test_a_profile_is_measured_and_foresees_the_run(tmp_path: Path) -> None:
 def test_nothing_else_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "sums.yaml").write_text(SUMS)
     (tmp_path / "notes.json").write_text("notes")
-    for out in ("notes.json", "notes.txt"):
+    for out in ("notes.json", "notes.txt", "notes.json/mine.json", "."):
         refused = jigsaw(tmp_path, "profile", "sums.yaml", "--out", out)
         assert refused.returncode == 2
         assert refused.stderr.startswith("jigsaw: ")
