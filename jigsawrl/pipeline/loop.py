@@ -87,6 +87,8 @@ def run(
             workers.all("load_state", checkpoint.tensors)
             pipeline.restore(checkpoint.step, checkpoint.state)
             progress.message(f"resuming after step {checkpoint.step}")
+        elif resume and (out / METRICS_FILE).exists():
+            progress.message("nothing is left of what it had learned: it begins again")
         accepted()
         journal = Journal(config, out, around.events(out), pipeline.done, resume, progress)
         ended = "failed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -153,6 +154,14 @@ def test_a_reward_that_raises_hangs_or_dies_counts_as_zero_or_stops_the_run(body
     target["on_error"] = "stop"
     with pytest.raises(JigsawError, match=says):
         train(tmp_path / "stop", steps=1, task=task, model=model, rollout={"samples": 2})
+
+
+def test_a_run_that_finds_nothing_to_resume_from_says_that_it_begins_again(tmp_path, capsys):
+    train(tmp_path / "run", steps=1)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    train(tmp_path / "run", steps=2, resume=True)
+    assert "nothing is left of what it had learned: it begins again" in capsys.readouterr().err
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2]
 
 
 def test_a_run_ends_when_no_sample_of_a_step_could_be_rewarded(tmp_path):
