@@ -14,7 +14,7 @@ import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,16 +42,38 @@ def write_model(folder: Path, size: str, seed: int) -> Path:
     return write_tiny(folder, seed=seed, **SHAPES[size])
 
 
+def natural(text: str) -> int:
+    """An option's value: a whole number, 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    """An option's value: a number above 0."""
+    with suppress(ValueError):
+        if (value := float(text)) > 0:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+
+
+def at_least_one(text: str) -> int:
+    """An option's value: a whole number above 0."""
+    if natural(text) == 0:
+        raise argparse.ArgumentTypeError("0 is too few")
+    return int(text)
+
+
 def arguments(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument(
         "--quick", action="store_true", help="smaller and less exact: under a minute on 2 cores"
     )
     parser.add_argument(
-        "--threads", type=int, help="for every side; otherwise each side gets what suits it best"
+        "--threads", type=at_least_one, help="for every side; otherwise each side gets what suits it best"
     )
     return parser
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import arguments, claim, clean_stdout, figure, report, say
+from common import arguments, claim, clean_stdout, figure, natural, report, say
 from rich.console import Console
 from rich.table import Table
 
@@ -89,7 +89,7 @@ def main() -> int:
     parser.add_argument("--only", choices=SHAPES, action="append", help="measure this shape alone")
     parser.add_argument(
         "--transformers-seconds",
-        type=int,
+        type=natural,
         default=240,
         help="what transformers gets for its points; 0 leaves it out",
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from common import CORES, arguments, claim, clean_stdout, report, say
+from common import CORES, arguments, claim, clean_stdout, positive, report, say
 from rich.table import Table
 
 from jigsawrl.config.runfile import checked
@@ -96,7 +96,7 @@ def first(rewards: list[float]) -> float:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--part", type=float, default=1.0, help="of the steps")
+    parser.add_argument("--part", type=positive, default=1.0, help="of the steps")
     options = parser.parse_args()
     import torch
 

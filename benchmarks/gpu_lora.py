@@ -41,7 +41,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import CORES, arguments, claim, clean_stdout, figure, report, say
+from common import CORES, arguments, at_least_one, claim, clean_stdout, figure, report, say
 from gpu_decode import NoTokenizer, copy_bandwidth, qwen_config, random_model
 from rich.console import Console
 from rich.table import Table
@@ -422,9 +422,13 @@ def quick_to_switch() -> Iterator[None]:
 
 def main() -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--samples", type=int, action="append", help="of a pipeline's step; 16 and 64")
-    parser.add_argument("--steps", type=int, help="of each pipeline; 2 with --quick")
-    parser.add_argument("--only", type=int, action="append", help="measure so many pipelines together")
+    parser.add_argument(
+        "--samples", type=at_least_one, action="append", help="of a pipeline's step; 16 and 64"
+    )
+    parser.add_argument("--steps", type=at_least_one, help="of each pipeline; 2 with --quick")
+    parser.add_argument(
+        "--only", type=at_least_one, action="append", help="measure so many pipelines together"
+    )
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     parser.add_argument("--seats", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from common import arguments, claim, clean_stdout, figure, report, say
+from common import arguments, at_least_one, claim, clean_stdout, figure, positive, report, say
 from gpu_decode import qwen_config
 from rich.console import Console
 from rich.table import Table
@@ -282,14 +282,16 @@ def main() -> int:
     parser.add_argument(
         "--tiny", action="store_true", help="tiny models and lengths, on a CPU: a check of this file"
     )
-    parser.add_argument("--longest", type=int, default=8192, help="tokens of a sample at most")
-    parser.add_argument("--part", type=float, default=1.0, help="of the steps")
+    parser.add_argument("--longest", type=at_least_one, default=8192, help="tokens of a sample at most")
+    parser.add_argument("--part", type=positive, default=1.0, help="of the steps")
     parser.add_argument(
         "--measure",
         action="store_true",
         help="measure the interference table, as `jigsaw profile` does (60 s)",
     )
-    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no side is begun")
+    parser.add_argument(
+        "--limit", type=positive, default=math.inf, help="seconds after which no side is begun"
+    )
     parser.add_argument("--keep", type=Path, help="a folder for the profile and every run's events")
     parser.add_argument(
         "--only", action="append", help="these sides alone, and serial for those that are compared with it"

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import arguments, claim, clean_stdout, report, say
+from common import arguments, at_least_one, claim, clean_stdout, report, say
 from gpu_decode import VOCABULARY, qwen_config, random_model
 from rich.console import Console
 from rich.table import Table
@@ -69,7 +69,7 @@ class Point:
 
 def main() -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--repeats", type=int, default=3, help="of which the median counts")
+    parser.add_argument("--repeats", type=at_least_one, default=3, help="of which the median counts")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("gpu_train needs an NVIDIA GPU, and torch finds none here", file=sys.stderr)

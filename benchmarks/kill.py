@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common import arguments, claim, clean_stdout, figure, report, say
+from common import arguments, at_least_one, claim, clean_stdout, figure, report, say
 from rich.table import Table
 
 from jigsawrl.policies.named import POLICIES
@@ -310,7 +310,9 @@ def table_of(runs: list[Run]) -> Table:
 
 def main() -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--kills", type=int, help=f"in all; {KILLS} if not given, {QUICK_KILLS} with --quick")
+    parser.add_argument(
+        "--kills", type=at_least_one, help=f"in all; {KILLS} if not given, {QUICK_KILLS} with --quick"
+    )
     options = parser.parse_args()
     wanted = options.kills or (QUICK_KILLS if options.quick else KILLS)
     rng = random.Random(options.seed)
