@@ -99,11 +99,13 @@ def submit(
 
 def pause(run: Run, pipeline: Pipeline) -> None:
     """Let a pipeline wait after its phase, until it is resumed."""
+    _refuse_cluster(run)
     _ask(run, do="pause", pipeline=pipeline)
 
 
 def resume(run: Run, pipeline: Pipeline) -> None:
     """Let a paused pipeline go on. (A run that has ended goes on with `jigsaw run FILE --resume`.)"""
+    _refuse_cluster(run)
     _ask(run, do="resume", pipeline=pipeline)
 
 
@@ -124,6 +126,11 @@ def _is_cluster(folder: Path) -> bool:
     from jigsawrl.daemon.ledger import FILE
 
     return (folder / FILE).exists()
+
+
+def _refuse_cluster(folder: Path) -> None:
+    if _is_cluster(folder):
+        raise JigsawError(f"{folder}: is a cluster, whose jobs cannot be paused, only cancelled")
 
 
 def _submit_job(folder: Path, file: Path, name: str | None, steps: int | None, terms: dict[str, Any]) -> None:

@@ -243,7 +243,7 @@ class Scheduler:
             self._end(member, "interrupted", reason)
         else:
             first = reason.splitlines()[0] if reason else "for no known reason"
-            self.progress.message(f"{member.name}: {first}; it goes on from step {member.done}")
+            self.progress.message(f"{member.name}: {first}; it goes on from its last step")
             self.news.append((member.name, Lost()))
             self._waits_no_more_for(member)
             self._start_family(member, resume=True)

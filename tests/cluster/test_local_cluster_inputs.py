@@ -149,6 +149,9 @@ REFUSED = {
         "--tenant: is for clusters, and full is none; leave it out",
     ),
     "no such job": Case("cancel MADE second", 2, "MADE: there is no job second; there are first"),
+    "pausing a job": Case(
+        "pause MADE first", 2, "MADE: is a cluster, whose jobs cannot be paused, only cancelled"
+    ),
 }
 DONE = {
     "submit": Case(
