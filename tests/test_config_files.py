@@ -9,7 +9,8 @@ import pytest
 from config_helpers import SUMS, config_of, refusal
 
 from jigsawrl.config import load_run_file, text
-from jigsawrl.config.runfolder import check_run_folder
+from jigsawrl.config.pipelines import PipelinesConfig, checked_mix
+from jigsawrl.config.runfolder import check_mix_folder, check_run_folder
 from jigsawrl.model.tiny import write_tiny
 
 COLD = {"tiny": {"warmup_steps": 0}}
@@ -246,6 +247,17 @@ def test_a_run_is_never_written_over_another(tmp_path: Path) -> None:
     assert refusal(check_run_folder, config_of(), tmp_path, False) == (
         f"{tmp_path}: holds a run already; continue it with --resume, or choose another with --out"
     )
+
+
+def test_pipelines_go_on_for_more_steps_and_under_another_policy(tmp_path: Path) -> None:
+    def mix(**changes: Any) -> PipelinesConfig:
+        return checked_mix({"workers": 1, "pipelines": {"a": {"run": "a.yaml", "steps": 2}}, **changes})
+
+    (tmp_path / "config.yaml").write_text(text.dump(mix().model_dump(mode="json")))
+    longer = mix(policy="serial", pipelines={"a": {"run": "a.yaml", "steps": 5}})
+    assert check_mix_folder(longer, tmp_path, resume=True)
+    other = mix(pipelines={"a": {"run": "b.yaml", "steps": 2}})
+    assert "pipelines.a.run was 'a.yaml', is 'b.yaml'" in refusal(check_mix_folder, other, tmp_path, True)
 
 
 def test_a_run_goes_on_with_the_settings_it_had(tmp_path: Path) -> None:

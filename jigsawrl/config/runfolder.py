@@ -27,7 +27,8 @@ def check_mix_folder(config: PipelinesConfig, out: Path, resume: bool) -> bool:
     """As `check_run_folder`, for several pipelines; each has a folder of its own inside."""
 
     def changed(data: dict[str, Any]) -> list[str]:
-        old, new = (each.model_dump(mode="json", exclude={"policy"}) for each in (checked_mix(data), config))
+        free: Any = {"policy": True, "pipelines": {"__all__": {"steps"}}}
+        old, new = (each.model_dump(mode="json", exclude=free) for each in (checked_mix(data), config))
         return list(_differences(old, new))
 
     return _check(out, resume, changed)
