@@ -101,6 +101,8 @@ def main() -> None:
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        say("torch finds no GPU: on the CPU, which takes minutes")
     with clean_stdout() as console, tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         runs = pipelines(device, 0.1 if options.quick else options.part, options.seed)

@@ -13,7 +13,7 @@ import typer
 
 from jigsawrl import __version__, cli_cluster, cli_control, cli_plan, cli_profile, cli_report
 from jigsawrl.cli_help import Command, Commands
-from jigsawrl.cli_output import stdout_on_stderr
+from jigsawrl.cli_output import INTERRUPTED, stdout_on_stderr
 from jigsawrl.errors import JigsawError
 from jigsawrl.processes import spin_briefly
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
     from jigsawrl.pipeline.loop import Result
 
-INTERRUPTED = "interrupted; a run goes on with --resume"
+INTERRUPTION = "interrupted; a run goes on with --resume"
 # Typer raises click's errors, its own copy of click or the package, and exports only this one of them.
 ClickException: Any = typer.BadParameter.__mro__[2]
 
@@ -112,7 +112,7 @@ def run(
         with stdout_on_stderr(as_json), Progress(json=as_json) as progress:
             result = launch(config, out or default_folder(config), resume, progress)
     except KeyboardInterrupt as interrupt:
-        _fail(str(interrupt) or INTERRUPTED, 130)
+        _fail(str(interrupt) or INTERRUPTION, INTERRUPTED)
     _print_result(config, result, as_json)
 
 
@@ -157,9 +157,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except typer.Abort:
-        code = 130
-    if code == 130:  # typer has caught the KeyboardInterrupt
-        _fail(INTERRUPTED, code)
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # typer has caught the KeyboardInterrupt
+        _fail(INTERRUPTION, code)
     sys.exit(code)
 
 

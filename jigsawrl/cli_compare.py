@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from jigsawrl.cli_output import stdout_on_stderr
+from jigsawrl.cli_output import FAILED, INTERRUPTED, stdout_on_stderr
 from jigsawrl.cli_runs import figure, summary_of
 from jigsawrl.telemetry.comparison import Comparison
 from jigsawrl.telemetry.text import duration, number
@@ -22,7 +22,6 @@ from jigsawrl.telemetry.text import duration, number
 if TYPE_CHECKING:
     from jigsawrl.config.pipelines import Mix
 
-FAILED, INTERRUPTED = 1, 130
 _BAR = 30
 
 

@@ -1,4 +1,4 @@
-"""Where the command writes to."""
+"""Where the command writes to, and what it answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+FAILED, INTERRUPTED = 1, 130
+"""Exit codes."""
 
 
 @contextmanager

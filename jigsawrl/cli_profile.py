@@ -11,10 +11,9 @@ import typer
 
 from jigsawrl import durable
 from jigsawrl.cli_help import Command
+from jigsawrl.cli_output import INTERRUPTED
 from jigsawrl.cli_plan import refuse_to_overwrite
 from jigsawrl.errors import JigsawError
-
-INTERRUPTED = 130
 
 
 def add_to(app: typer.Typer) -> None:

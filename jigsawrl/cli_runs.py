@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from jigsawrl.cli_output import FAILED, INTERRUPTED
 from jigsawrl.config import text
 from jigsawrl.config.pipelines import load_mix
 from jigsawrl.telemetry.metrics import METRICS_FILE
@@ -19,8 +20,6 @@ from jigsawrl.telemetry.text import duration, number
 
 if TYPE_CHECKING:
     from jigsawrl.runtime.launch import Ended, Outcome
-
-FAILED, INTERRUPTED = 1, 130
 
 
 def run_several(

@@ -121,11 +121,11 @@ def run(
 
 @contextmanager
 def gone_if_refused(out: Path) -> Iterator[Callable[[], None]]:
-    """What a run has put into a folder that was empty, or not there, if it is refused before it calls what this
-    gives: the same folder can be named again when its settings are put right."""
+    """What a run has put into a folder that held none, if it is refused before it calls what this gives: the same
+    folder can be named again when its settings are put right."""
     there = out.exists()
-    ours = not there or not any(out.iterdir())
-    begun = False
+    before = set(out.iterdir()) if there else set()
+    begun = out / "config.yaml" in before
 
     def accepted() -> None:
         nonlocal begun
@@ -134,8 +134,8 @@ def gone_if_refused(out: Path) -> Iterator[Callable[[], None]]:
     try:
         yield accepted
     except JigsawError:
-        if ours and not begun and out.exists():
-            for each in out.iterdir():
+        if not begun and out.exists():
+            for each in set(out.iterdir()) - before:
                 shutil.rmtree(each) if each.is_dir() else each.unlink()
             if not there:
                 out.rmdir()

@@ -115,6 +115,7 @@ def test_ctrl_c_finishes_the_step_and_the_run_goes_on_from_there(tmp_path):
     assert process.returncode == 130, rest.decode()
     (checkpoint,) = (tmp_path / "out" / "checkpoints").iterdir()
     done = json.loads((checkpoint / "manifest.json").read_text())["step"]
+    assert "stopping: the step is finished and saved; press Ctrl-C again to stop at once" in rest.decode()
     assert f"stopped after step {done}; go on with --resume" in rest.decode()
     output = finish(start(tmp_path, tmp_path / "out", f"steps={done + 1}", "--resume"))
     assert f"resuming after step {done}" in output

@@ -181,7 +181,7 @@ def test_a_run_ends_when_no_sample_of_a_step_could_be_rewarded(tmp_path):
     assert metrics(tmp_path / "named")[0]["reward/mean"] == 1.0
 
 
-@pytest.mark.parametrize("there", [False, True], ids=["no folder", "an empty folder"])
+@pytest.mark.parametrize("there", [False, True], ids=["no folder", "a folder without a run"])
 def test_a_run_that_is_refused_leaves_its_folder_as_it_was(there, tmp_path):
     (tmp_path / "rewards.py").write_text("def score(text): return 1.0\n")
     (tmp_path / "data.jsonl").write_text("\n".join(json.dumps({"prompt": f"{n}="}) for n in range(8)))
@@ -191,9 +191,10 @@ def test_a_run_that_is_refused_leaves_its_folder_as_it_was(there, tmp_path):
     out = tmp_path / "out"
     if there:
         out.mkdir()
+        (out / ".keep").touch()
     with pytest.raises(JigsawError, match="it must be one of"):
         train(out, steps=1, task=task, model=model)
-    assert list(out.parent.glob("out/*")) == []
+    assert [each.name for each in out.parent.glob("out/*")] == [".keep"] * there
     assert out.exists() == there
     (tmp_path / "rewards.py").write_text(
         "def score(prompts, completions, **k): return [1.0] * len(prompts)\n"

@@ -25,7 +25,7 @@ from mixes import (
     write_mix,
 )
 
-from jigsawrl.cli_runs import run_several
+from jigsawrl.cli_runs import run_several, summary_of, table_of
 from jigsawrl.runtime.member import RETRIES
 from jigsawrl.runtime.shares import Cores
 
@@ -110,6 +110,8 @@ def test_a_reward_that_segfaults_costs_its_pipeline_the_reward_and_the_others_no
     outcome = run_here(write_mix(tmp_path, "jigsaw", a=SUMS, bad=bad), out)
     assert [each.how for each in outcome.pipelines] == ["finished"] * 2
     assert [row["reward/errors"] for row in learned(out / "bad")] == [4.0] * STEPS
+    table = table_of(outcome, {each.name: summary_of(each.out) for each in outcome.pipelines})
+    assert list(table.columns[-1].cells) == ["finished", f"finished; {4 * STEPS} rewards failed"]
     assert result(out / "a") == alone["a"]
     assert_nothing_is_left(tmp_path / "out")
 

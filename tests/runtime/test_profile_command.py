@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,29 @@ def test_a_profile_is_measured_and_foresees_the_run(tmp_path: Path) -> None:
     assert seconds / 4 < foreseen["seconds"] < 4 * seconds  # tiny steps on a busy machine
     learned = json.loads((tmp_path / "out" / "profile.json").read_text())
     assert list(learned["workloads"]) == ["a"]
+
+
+@pytest.mark.slow
+def test_an_interrupted_one_measures_nothing_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "sums.yaml").write_text(SUMS)
+    command = [sys.executable, "-m", "jigsawrl", "profile", "sums.yaml", "--steps", "5000"]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "1/5000" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, rest
+    assert rest.splitlines()[-1] == "jigsaw: interrupted; nothing was measured"
+    assert not (tmp_path / "profile.json").exists()
 
 
 def test_nothing_else_is_overwritten(tmp_path: Path) -> None:
