@@ -19,12 +19,13 @@ from ortools.sat.python import cp_model
 from jigsawrl.graph.cost import Costs, DecodeCost, LinearCost
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.interference import Curve, Interference, Signature
+from jigsawrl.graph.memory import ACTIVATIONS_NOW
 from jigsawrl.graph.shape import ModelShape, PipelineShape
 from jigsawrl.policies.starts import needs
 from jigsawrl.policies.state import Action, Event, Phase, Place, Start, State, Wait
 from jigsawrl.simulator.jobs import Job
 
-UNIT = 2**19
+UNIT = 8192 * ACTIVATIONS_NOW
 """Bytes; the activations of a training step with one hidden unit and no layers."""
 MEMORY = 1000
 """Units of each worker."""
