@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from jigsawrl.graph.interference import SIGNATURES, Signature, best_shares
+from jigsawrl.graph.lanes import Segment
 from jigsawrl.policies.state import Action, Resize, Start, State
 
 Rule = Callable[[tuple[Signature, ...]], tuple[float, ...]]
@@ -25,16 +26,21 @@ def best(state: State) -> Rule:
 
 
 def at_first(state: State, start: Start) -> Signature:
-    """What binds a phase when it starts, brief sub-stages left out: prompts are often read in no time."""
+    """What binds a phase when it starts."""
     pipeline = state.pipelines[start.pipeline]
     place = start.places[0]
     if pipeline.phase == "rollout":
         segments = pipeline.outlook.engine(len(start.places), len(place)).segments
     else:
         segments = pipeline.outlook.training(len(place))
+    return lasting(segments)
+
+
+def lasting(segments: Sequence[Segment]) -> Signature:
+    """What binds these, brief ones left out: prompts are often read in no time, and over before this is heard of."""
     taking = [segment for segment in segments if SIGNATURES[segment.kind] not in ("host", "link")]
-    lasting = [segment for segment in taking if segment.seconds > BRIEF]
-    first = lasting[0] if lasting else max(taking, key=lambda segment: segment.seconds, default=None)
+    long = [segment for segment in taking if segment.seconds > BRIEF]
+    first = long[0] if long else max(taking, key=lambda segment: segment.seconds, default=None)
     return "compute" if first is None else SIGNATURES[first.kind]
 
 
@@ -56,7 +62,7 @@ def shared(
         signature = SIGNATURES[lane.segment.kind]
         if lane.occupies or (lane.id in returning and signature not in ("host", "link")):
             for worker in lane.workers:
-                crowds.setdefault(worker, []).append((lane.id, signature))
+                crowds.setdefault(worker, []).append((lane.id, lasting(lane.segments[lane.index :])))
     for number, start in enumerate(starts):
         signature = at_first(state, start)
         for place in start.places:
