@@ -13,6 +13,7 @@ import importlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ FEWEST = 4
 CLEARLY = 2.0
 """Times as long as on all SMs that products take on a quarter of them, at least, if the quarter is obeyed."""
 SIDE, PRODUCTS, TIMES = 4096, 8, 5
+MUCH = 1 << 30
+"""Bytes of free memory that it pays to give back for: until that is done, nothing runs."""
 
 
 class NoParts(Exception):
@@ -103,7 +106,10 @@ class Parts:
             return
         to.wait_stream(now)
         torch.cuda.set_stream(to)
-        return_to_gpu(self.device)  # torch keeps free memory for the stream that had it, and for no other
+        # Torch keeps free memory for the stream that had it, and for no other.
+        free = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        if free > MUCH:
+            return_to_gpu(self.device)
 
     def _resources(self, units: Sequence[int]) -> list[Any]:
         return [resource for unit in units for resource in self.cut[unit]]
@@ -119,6 +125,12 @@ class Parts:
         if int(status):
             raise NoParts(f"{name} answered {status.name}")
         return values[0] if len(values) == 1 else values
+
+
+@lru_cache(maxsize=64)
+def parts_of(device: int) -> Parts:
+    """This process's only ones, so that whoever moves to the same units finds the graphs that were captured there."""
+    return Parts(device)
 
 
 def driver_bindings() -> Any:

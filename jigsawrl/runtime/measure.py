@@ -232,9 +232,9 @@ class Worker:
         self.device = device
         self.rounds = 0
         if device.startswith("cuda"):
-            from jigsawrl.runtime.green import Parts
+            from jigsawrl.runtime.green import parts_of
 
-            self.parts = Parts(self.actor.device.index or 0)
+            self.parts = parts_of(self.actor.device.index or 0)
 
     @contextmanager
     def held_to(self, units: Units) -> Iterator[None]:
