@@ -96,7 +96,7 @@ def traced_actor(config: RunConfig, base: Path, device: str, rank: int) -> Actor
     actor = Actor(config, base, device, rank)
     if actor.device.type == "cuda":
         training = in_turn(Path(config.model.path).parent / "training")
-        warm_up(actor, samples_of(config), training, *ahead([config]))
+        warm_up(actor, samples_of(config), training, *ahead([config]), confined=True)
     return actor
 
 
@@ -118,7 +118,8 @@ class TracedTenant(SharingActor):
         everybody = house.place.configs
         others = [house.tenants.get(each.name) for each in everybody if each.name != config.name]
         if self.device.type == "cuda" and all(other is not None and other.actor for other in others):
-            warm_up(self, sum(map(samples_of, everybody)), house.training.used(), *ahead(everybody))
+            samples = sum(map(samples_of, everybody))
+            warm_up(self, samples, house.training.used(), *ahead(everybody), confined=False)
 
 
 def ahead(configs: Iterable[RunConfig]) -> tuple[Shapes, bool]:

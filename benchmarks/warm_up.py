@@ -1,8 +1,8 @@
 """What an actor on a GPU does before anything of it is measured: a little of everything, and graphs of all its steps.
 
 Which steps these are is written down while a run that does not count does the work for the first time: the shape of
-every decode step, by the pipelines of a process. The actors of later runs have a graph of each, as alone and as in
-company, before they begin. What is captured all the same is written down as well.
+every decode step, by the pipelines of a process. The actors of later runs have a graph of each, as alone, as in
+company and as in company on half of the GPU, before they begin. What is captured all the same is written down too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 LONG = (700, 2000, 5000)
 """Tokens of prompts that an actor warms up with."""
+ROUNDS = itertools.count()
+"""Numbers of what an actor warms up with, so that no prompt comes twice: what is cached would not be read again."""
 CAPTURED = "captured"
 """The file in which a line stands for each graph that was captured after the warm-up."""
 
@@ -53,15 +55,20 @@ class Shapes:
 
 
 def warm_up(
-    actor: Actor, samples: int, training: AbstractContextManager[None], shapes: Shapes, first: bool
+    actor: Actor,
+    samples: int,
+    training: AbstractContextManager[None],
+    shapes: Shapes,
+    first: bool,
+    confined: bool,
 ) -> None:
-    """`training`: what it is done within; `first`: this run does not count."""
+    """`training`: what it is done within; `first`: this run does not count; `confined`: rollouts may come to be."""
     if first:
         take_turns(shapes)
-    roll_out_a_little(actor, samples)
-    engine = actor.engine
-    if isinstance(engine, Member) and (decoder := engine.shared.runner.decoder) is not None:
-        make_graphs(decoder, shapes.known())
+    roll_out_a_little(actor, samples, shapes, (False, True))
+    if confined and (half := half_of(actor.device)) is not None:
+        with half:
+            roll_out_a_little(actor, samples, shapes, (True, True))
     with training:
         train_a_little(actor)
     actor.end_rollout()
@@ -87,31 +94,46 @@ def take_turns(shapes: Shapes) -> None:
     Decoder.launch = launched  # type: ignore[method-assign]
 
 
-def roll_out_a_little(actor: Actor, samples: int) -> None:
-    """Batches of every size, few sequences with long contexts, and prompts of every size that has a graph; twice."""
+def half_of(device: torch.device) -> AbstractContextManager[None] | None:
+    """That confined rollouts keep to; None where a GPU cannot be divided."""
+    from jigsawrl.runtime.green import NoParts, parts_of
+
+    try:
+        parts = parts_of(device.index or 0)
+    except NoParts:
+        return None
+    return parts.on(range(parts.units // 2))
+
+
+def roll_out_a_little(actor: Actor, samples: int, shapes: Shapes, ways: tuple[bool, bool]) -> None:
+    """Batches of every size, few sequences with long contexts, prompts of every size that has a graph, and steps of
+    all shapes that are known; twice, for each way to yield or not."""
     from jigsawrl.engine.cuda.prefill import LADDER
 
     rounds = [[(64, 8 + 2 * each) for each in range(samples)]]
     rounds += [[(length, 4 * each) for each in range(1, 9)] for length in LONG if length < actor.room // 2]
     rounds += [[(length, 1)] for length in LADDER if length < actor.room // 2]
-    for number, (asked, yields) in enumerate(itertools.product(rounds, (False, True))):
+    for asked, yields in itertools.product(rounds, ways):
+        number = next(ROUNDS)
         actor.engine.yields = yields
         for each, (prompt, length) in enumerate(asked):
             key = SampleKey(0, "warm-up", number, each, 0)
-            # Others than in any round before: what is cached would not be read again.
             tokens = [number + 2, *((each * 13 + place) % 499 + 2 for place in range(prompt - 1))]
             params = SamplingParams(max_tokens=length, ignore_eos=True)
             actor.engine.add_request(Request(f"{number}/{each}", tokens, params, [key]))
         while actor.engine.has_unfinished():
             actor.engine.step()
+    engine = actor.engine
+    if isinstance(engine, Member) and (decoder := engine.shared.runner.decoder) is not None:
+        make_graphs(decoder, shapes.known(), set(ways))
 
 
 @torch.inference_mode()
-def make_graphs(decoder: Decoder, shapes: Iterable[tuple[int, Cut]]) -> None:
+def make_graphs(decoder: Decoder, shapes: Iterable[tuple[int, Cut]], ways: Iterable[bool]) -> None:
     """Steps without any sequence. The first of a shape runs, the second is captured."""
     decoder.step.inputs.fill_(decoder.rows.idle)
     decoder.sent = []
-    for (slots, cut), yields, _ in itertools.product(shapes, (False, True), range(2)):
+    for (slots, cut), yields, _ in itertools.product(shapes, ways, range(2)):
         step = slots, cut, True, yields
         decoder.launches += 1
         decoder.graphs.run(step, lambda step=step: decoder.step.launch(*step))

@@ -53,6 +53,8 @@ class Lane:
     left_then: float = 0.0
     base: str = ""
     """The frozen model whose engine its pipeline shares, if it does."""
+    confined: bool = False
+    """Whether it keeps to half of its workers. What that changes is not known: speeds are as if it did not."""
 
     @property
     def segment(self) -> Segment:
@@ -79,6 +81,7 @@ class Lane:
             self.started,
             self.left_then,
             self.base,
+            self.confined,
         )
 
     def mark(self, now: float) -> None:
@@ -159,6 +162,9 @@ class Lanes:
         if lane.share != share:
             lane.share = share
             self._touched.update(lane.workers)
+
+    def confine(self, lane_id: int, confined: bool) -> None:
+        self.lanes[lane_id].confined = confined
 
     def pause(self, lane_id: int, paused: bool) -> None:
         lane = self.lanes[lane_id]

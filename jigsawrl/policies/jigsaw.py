@@ -14,6 +14,7 @@ import numpy as np
 from jigsawrl.graph.batch import Batch
 from jigsawrl.graph.interference import SIGNATURES, merely_divided, undisturbed
 from jigsawrl.graph.lanes import Segment
+from jigsawrl.policies.balance import balanced
 from jigsawrl.policies.forward import Forward
 from jigsawrl.policies.onward import going_on
 from jigsawrl.policies.plans import Actions, Plan, Planner, moved_bytes
@@ -75,7 +76,8 @@ class Jigsaw:
         returning = {action.lane for action in pauses if isinstance(action, Resume)}
         rule = best(state) if self.shares else equal
         starts = starts if moves or pauses else going_on(state, starts)
-        return [*moves, *pauses, *shared(state, starts, rule, leaving, returning)]
+        confined = balanced(state, leaving) if self.shares else []
+        return [*moves, *pauses, *shared(state, starts, rule, leaving, returning), *confined]
 
     def _make_way(
         self, state: State, urgent: Pipeline | None, starts: list[Start], leaving: set[int]

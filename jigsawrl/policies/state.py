@@ -238,6 +238,14 @@ class Resize:
 
 
 @dataclass(frozen=True, slots=True)
+class Confine:
+    """A rollout keeps to half of its workers from now on, or has all of them again."""
+
+    lane: int
+    confined: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Migrate:
     """Gathers the survivors of lanes that are in the last turn's tail at fewer places, dealt out evenly."""
 
@@ -270,7 +278,7 @@ class Wait:
     until: float
 
 
-Action = Start | Pause | Resume | Resize | Migrate | Swap | Wait
+Action = Start | Pause | Resume | Resize | Confine | Migrate | Swap | Wait
 
 
 class Policy(Protocol):

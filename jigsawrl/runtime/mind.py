@@ -13,6 +13,7 @@ from jigsawrl.graph.interference import Interference
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.state import (
     Action,
+    Confine,
     Event,
     Migrate,
     Pause,
@@ -180,6 +181,8 @@ class Mind:
                     self.world.lanes.pause(lane, isinstance(action, Pause))
                 case Resize(lane, share):
                     self.world.lanes.resize(lane, share)
+                case Confine(lane, confined):
+                    self.world.lanes.confine(lane, confined)
         return [*actions, *self.rooms.sleep(), *chosen]
 
     def _chosen(self, events: list[Event]) -> list[Action]:

@@ -45,7 +45,14 @@ def ways_of(
     keys = sorted(world.lanes.on_worker[worker])
     lanes = [world.lanes.lanes[key] for key in keys]
     those = [
-        Sharer(lane.share, lane.phase == "rollout", lane.occupies, lane.base, lane.pipeline in exact)
+        Sharer(
+            lane.share,
+            lane.phase == "rollout",
+            lane.occupies,
+            lane.base,
+            lane.pipeline in exact,
+            lane.confined,
+        )
         for lane in lanes
     ]
     ways = zip(shares.parts(worker, those), shares.yielding(those), strict=True)

@@ -11,7 +11,8 @@ pipelines share are trained beside everybody's decoding, in one process, where p
 (`benchmarks/gpu_lora.py`). A rollout has all units: what is kept from the others is free for it, its
 steps are graphs, which belong to the units that they were captured on, and it leaves most of a GPU idle anyway. A
 decode of 16 sequences and a training so get 1.27 times as much done as by taking turns; with both held, 1.18 times.
-A rollout that is not alone leaves room to the others: its kernels start later (`DecodeStep`).
+A rollout that is not alone leaves room to the others: its kernels start later (`DecodeStep`). One that a policy
+confines keeps to half of the units, with graphs of its own there; tokens are the same on any.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class Sharer:
     """The model that it shares with others, in one process with them."""
     exact: bool = False
     """Whether what it computes has to be the same to the last bit, whatever it has of the worker."""
+    confined: bool = False
+    """Whether it is a rollout that keeps to half of the worker."""
 
 
 class Shares(Protocol):
@@ -185,19 +188,23 @@ class Gpus:
 
     def parts(self, worker: int, those: Sequence[Sharer]) -> list[Units]:
         """Equal shares are not held: a GPU divides itself as evenly, and matrix products lose much by an odd part.
+        Whoever is confined has the first half, away from trainings, whose shares are most often the largest.
 
         Who waits has the share of a time when others were there. Nobody is held who has to be exact: matrix products
         may be summed in another order on fewer units. Nor is anybody where pipelines train beside the decoding of
         all, in one process.
         """
         units = self.workers[worker]
-        working = [each for each in those if each.works]
-        if len({each.share for each in working}) < 2:
-            return [units] * len(those)
-        parts = iter(divided(units, [each.share for each in working]))
-        found = [next(parts) if each.works else units for each in those]
-        free = [each.rollout or each.exact or bool(each.base) for each in those]
-        return [units if each else part for each, part in zip(free, found, strict=True)]
+        half = units[: max(1, len(units) // 2)]
+        shares = [each.share for each in those if each.works]
+        parts = iter(divided(units, shares) if len(set(shares)) > 1 else [units] * len(shares))
+        found: list[Units] = []
+        for each in those:
+            part = next(parts) if each.works else units
+            if each.rollout:
+                part = half if each.confined and len(shares) > each.works else units
+            found.append(units if each.exact or each.base else part)
+        return found
 
     def yielding(self, those: Sequence[Sharer]) -> list[bool]:
         """Whoever is not alone; trainings have nothing to leave. Without MPS everyone is alone, in his turn."""
@@ -419,9 +426,9 @@ class Follower:
         first, count, yields = NOTE.unpack(self.page[:])
         if (first, count) != self.at:
             if self.parts is None:
-                from jigsawrl.runtime.green import Parts
+                from jigsawrl.runtime.green import parts_of
 
-                self.parts = Parts(self.device)
+                self.parts = parts_of(self.device)
             self.parts.move_to(range(first, first + count) if count else range(self.parts.units))
             self.at = first, count
         return bool(yields)

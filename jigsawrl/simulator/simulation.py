@@ -18,6 +18,7 @@ from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.state import (
     Action,
     Arrived,
+    Confine,
     Ended,
     Event,
     Left,
@@ -301,6 +302,8 @@ class Simulation:
             case Resize(lane, share):
                 self._restart_span(self._lane(lane))
                 self.lanes.resize(lane, share)
+            case Confine(lane, confined):
+                self.lanes.confine(self._lane(lane).id, confined)
             case Pause(lane):
                 self._restart_span(self._lane(lane))
                 self.lanes.pause(lane, True)

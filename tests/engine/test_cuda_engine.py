@@ -180,6 +180,37 @@ def test_what_is_drawn_does_not_depend_on_leaving_room_to_others():
     assert drawn(lambda step: step % 2 == 1) == alone
 
 
+@pytest.mark.parametrize(
+    "shape", [KINDS[0][1], {**KINDS[0][1], "hidden_size": 1536, "intermediate_size": 8960}], ids=str
+)
+def test_what_is_drawn_does_not_depend_on_the_half_of_the_gpu_that_it_is_confined_to(shape):
+    from jigsawrl.runtime.green import parts_of
+
+    model = bfloat16_model("qwen2", vocab_size=61, **shape)
+    requests = make_requests(20, 3, max_tokens=100, ignore_eos=True)
+    parts = parts_of(0)
+    whole, half = range(parts.units), range(parts.units // 2)
+
+    def drawn(where: Callable[[int], range]) -> list[tuple[list[int], list[float]]]:
+        engine = make_engine(model, num_blocks=2000)
+        engine.yields = True
+        for request in requests:
+            engine.add_request(request)
+        found = []
+        for step in itertools.count():
+            if not engine.has_unfinished():
+                break
+            parts.move_to(where(step))
+            found += engine.step()
+        parts.move_to(whole)
+        return sorted((o.generated.token_ids, o.generated.logprobs) for o in found)
+
+    free = drawn(lambda step: whole)
+    assert len(free) == 60
+    assert drawn(lambda step: half) == free
+    assert drawn(lambda step: half if step % 20 < 10 else whole) == free
+
+
 def test_a_tight_cache_preempts_and_long_prefixes_are_found_again():
     model = bfloat16_model("qwen3", vocab_size=61, **KINDS[1][1])
     requests = make_requests(12, 4, max_tokens=90, ignore_eos=True)

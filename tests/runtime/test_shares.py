@@ -111,6 +111,26 @@ def test_trainings_in_a_process_with_others_decoding_and_those_that_must_be_exac
     assert gpus.parts(0, [Sharer(0.125), adapters, exact]) == [SIXTEEN[:2], SIXTEEN, SIXTEEN]
 
 
+def test_a_rollout_that_is_confined_has_the_half_of_a_gpu_that_trainings_have_last():
+    gpus = Gpus([H200], {})
+    ahead, behind = Sharer(0.25, rollout=True, confined=True), Sharer(0.25, rollout=True)
+    assert gpus.parts(0, [ahead, Sharer(0.5), behind]) == [SIXTEEN[:8], SIXTEEN[8:], SIXTEEN]
+    assert gpus.parts(0, [ahead, behind]) == [SIXTEEN[:8], SIXTEEN], "equal shares are its own matter"
+
+
+def test_who_is_confined_has_all_of_a_gpu_while_nobody_else_works_and_where_nothing_is_held():
+    gpus = Gpus([H200], {})
+    waits = Sharer(0.5, rollout=True, works=False, confined=True)
+    assert gpus.parts(0, [replace(waits, works=True), Sharer(0.5, works=False)]) == [SIXTEEN] * 2
+    assert gpus.parts(0, [waits, Sharer(0.5, rollout=True)]) == [SIXTEEN[:8], SIXTEEN], (
+        "it comes back to its half"
+    )
+    for free in (replace(waits, exact=True), replace(waits, base="model")):
+        assert gpus.parts(0, [free, Sharer(0.5)])[0] == SIXTEEN
+    whole = Gpus([H200], {}, "none here")
+    assert whole.parts(0, [waits, Sharer(0.5)]) == [whole.workers[0]] * 2
+
+
 def test_equal_shares_of_a_gpu_are_left_to_the_gpu():
     gpus = Gpus([H200], {})
     assert gpus.parts(0, [Sharer(0.25)] * 4) == [SIXTEEN] * 4

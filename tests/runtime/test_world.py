@@ -16,7 +16,7 @@ from jigsawrl.graph.interference import CORES, H200
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.shares import BRIEF, at_first
-from jigsawrl.policies.state import Event, Migrate, Pause, Resize, Resume, Start, Woken
+from jigsawrl.policies.state import Confine, Event, Migrate, Pause, Resize, Resume, Start, Woken
 from jigsawrl.policies.turns import out_of_turn
 from jigsawrl.runtime.messages import Began, Over
 from jigsawrl.runtime.mind import Mind
@@ -108,6 +108,8 @@ class Beliefs(RuleBasedStateMachine):
                     self.world.lanes.pause(lane, isinstance(action, Pause))
                 case Resize(lane, share):
                     self.world.lanes.resize(lane, share)
+                case Confine(lane, confined):
+                    self.world.lanes.confine(lane, confined)
 
     @invariant()
     def lanes_belong_to_who_runs(self) -> None:
