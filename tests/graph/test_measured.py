@@ -149,3 +149,6 @@ def test_costs_that_nobody_has_measured_here_are_near_those_of_an_h200():
         assert costs.decoding.pass_seconds(1, 1000) == pytest.approx(one, rel=0.35)
         assert costs.decoding.pass_seconds(64, 1000) == pytest.approx(many, rel=0.35)
         assert costs.grad_seconds(8192, 1024, 1) == pytest.approx(gradients, rel=0.5)
+    for model, sequences, tokens, seconds in ((small, 64, 948, 7e-3), (large, 128, 1899, 18e-3)):
+        costs = gpu_costs(model, hardware_named("h200"), 1)
+        assert costs.prefill_seconds(tokens, 119, 1, sequences) == pytest.approx(seconds, rel=0.5)
