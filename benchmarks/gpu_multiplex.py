@@ -167,7 +167,8 @@ class Bench:
         out = self.folder / f"{self.count}-{policy}"
         entries: dict[str, dict[str, Any]] = {}
         for name, each in pipelines.items():
-            content = run_file(each, self.folder, self.seed, self.longest, self.part, self.device, first_time)
+            given = self.folder, self.seed, self.longest, self.part, self.device
+            content = run_file(each, *given, first_time, confined=policy == "jigsaw")
             (self.folder / f"{self.count}-{name}.yaml").write_text(yaml.safe_dump(content))
             entries[name] = {"run": f"{self.count}-{name}.yaml"}
         mix: dict[str, Any] = {"workers": 1, "policy": policy, "pipelines": entries}
@@ -196,10 +197,17 @@ class Bench:
 
 
 def run_file(
-    each: Traced, folder: Path, seed: int, longest: int, part: float, device: str, first_time: bool
+    each: Traced,
+    folder: Path,
+    seed: int,
+    longest: int,
+    part: float,
+    device: str,
+    first_time: bool,
+    confined: bool,
 ) -> dict[str, Any]:
     user = HERE / "traced_user.py"
-    params = {"trace": each.trace, "turns": each.turns, "first": first_time}
+    params = {"trace": each.trace, "turns": each.turns, "first": first_time, "confined": confined}
     task: dict[str, Any] = {
         "kind": "data",
         "path": "prompts.jsonl",

@@ -52,6 +52,8 @@ class Trace:
     first: bool = False
     """Whether the run does not count: every other decode step is as alone and every other as in company, so that all
     kernels are compiled, and the shapes of steps are written down."""
+    confined: bool = False
+    """Whether a policy may confine rollouts to half of the GPU."""
 
     @classmethod
     def of(cls, config: RunConfig) -> Trace:
@@ -59,8 +61,8 @@ class Trace:
         task = config.task
         assert isinstance(task, DataTask | EnvironmentTask)
         given = task.params if isinstance(task, EnvironmentTask) else task.reward.params
-        first = bool(given.get("first"))
-        return cls(given["trace"], int(given["turns"]), config.rollout.max_tokens, first)
+        first, confined = bool(given.get("first")), bool(given.get("confined"))
+        return cls(given["trace"], int(given["turns"]), config.rollout.max_tokens, first, confined)
 
     def turn(self, key: SampleKey) -> int:
         """Tokens of a turn, the same in every run."""
@@ -96,7 +98,7 @@ def traced_actor(config: RunConfig, base: Path, device: str, rank: int) -> Actor
     actor = Actor(config, base, device, rank)
     if actor.device.type == "cuda":
         training = in_turn(Path(config.model.path).parent / "training")
-        warm_up(actor, samples_of(config), training, *ahead([config]), confined=True)
+        warm_up(actor, samples_of(config), training, *ahead([config]), of_pipeline[config.name].confined)
     return actor
 
 

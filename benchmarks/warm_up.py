@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,10 +65,12 @@ def warm_up(
     """`training`: what it is done within; `first`: this run does not count; `confined`: rollouts may come to be."""
     if first:
         take_turns(shapes)
-    roll_out_a_little(actor, samples, shapes, (False, True))
+    roll_out(actor, [*batches(actor, samples), *prompts(actor)], (False, True))
+    make_graphs(actor, shapes, (False, True))
     if confined and (half := half_of(actor.device)) is not None:
         with half:
-            roll_out_a_little(actor, samples, shapes, (True, True))
+            roll_out(actor, prompts(actor), (True, True))
+            make_graphs(actor, shapes, (True,))
     with training:
         train_a_little(actor)
     actor.end_rollout()
@@ -105,14 +107,27 @@ def half_of(device: torch.device) -> AbstractContextManager[None] | None:
     return parts.on(range(parts.units // 2))
 
 
-def roll_out_a_little(actor: Actor, samples: int, shapes: Shapes, ways: tuple[bool, bool]) -> None:
-    """Batches of every size, few sequences with long contexts, prompts of every size that has a graph, and steps of
-    all shapes that are known; twice, for each way to yield or not."""
+Round = list[tuple[int, int]]
+"""Requests at once: tokens of the prompt, and of the answer."""
+
+
+def batches(actor: Actor, samples: int) -> list[Round]:
+    """Of every size, and few sequences with long contexts."""
+    rounds = [[(64, 8 + 2 * each) for each in range(samples)]]
+    return rounds + [
+        [(length, 4 * each) for each in range(1, 9)] for length in LONG if length < actor.room // 2
+    ]
+
+
+def prompts(actor: Actor) -> list[Round]:
+    """Of every size that has a graph."""
     from jigsawrl.engine.cuda.prefill import LADDER
 
-    rounds = [[(64, 8 + 2 * each) for each in range(samples)]]
-    rounds += [[(length, 4 * each) for each in range(1, 9)] for length in LONG if length < actor.room // 2]
-    rounds += [[(length, 1)] for length in LADDER if length < actor.room // 2]
+    return [[(length, 1)] for length in LADDER if length < actor.room // 2]
+
+
+def roll_out(actor: Actor, rounds: list[Round], ways: tuple[bool, bool]) -> None:
+    """Each of them twice, in both ways to yield or not."""
     for asked, yields in itertools.product(rounds, ways):
         number = next(ROUNDS)
         actor.engine.yields = yields
@@ -123,17 +138,18 @@ def roll_out_a_little(actor: Actor, samples: int, shapes: Shapes, ways: tuple[bo
             actor.engine.add_request(Request(f"{number}/{each}", tokens, params, [key]))
         while actor.engine.has_unfinished():
             actor.engine.step()
-    engine = actor.engine
-    if isinstance(engine, Member) and (decoder := engine.shared.runner.decoder) is not None:
-        make_graphs(decoder, shapes.known(), set(ways))
 
 
 @torch.inference_mode()
-def make_graphs(decoder: Decoder, shapes: Iterable[tuple[int, Cut]], ways: Iterable[bool]) -> None:
-    """Steps without any sequence. The first of a shape runs, the second is captured."""
+def make_graphs(actor: Actor, shapes: Shapes, ways: tuple[bool, ...]) -> None:
+    """Of all steps that are known, without any sequence. The first of a shape runs, the second is captured."""
+    engine = actor.engine
+    decoder = engine.shared.runner.decoder if isinstance(engine, Member) else None
+    if decoder is None:
+        return
     decoder.step.inputs.fill_(decoder.rows.idle)
     decoder.sent = []
-    for (slots, cut), yields, _ in itertools.product(shapes, ways, range(2)):
+    for (slots, cut), yields, _ in itertools.product(shapes.known(), ways, range(2)):
         step = slots, cut, True, yields
         decoder.launches += 1
         decoder.graphs.run(step, lambda step=step: decoder.step.launch(*step))
