@@ -155,24 +155,36 @@ def test_a_decode_step_waits_for_nothing_once_its_graph_is_there(params, monkeyp
     assert len(watched) > 20
 
 
+def drawn_in_steps(
+    engine: Engine, requests: list[Request], before: Callable[[int], None]
+) -> list[tuple[list[int], list[float]]]:
+    """Tokens and log-probs of all samples; `before` is called before each step."""
+    for request in requests:
+        engine.add_request(request)
+    found: list[SampleOutput] = []
+    for step in itertools.count():
+        if not engine.has_unfinished():
+            break
+        before(step)
+        found += engine.step()
+    return sorted((each.generated.token_ids, each.generated.logprobs) for each in found)
+
+
 def test_what_is_drawn_does_not_depend_on_leaving_room_to_others():
     model = bfloat16_model("qwen2", vocab_size=61, **KINDS[0][1])
     requests = make_requests(20, 3, max_tokens=200, ignore_eos=True)
 
     def drawn(yields: Callable[[int], bool]) -> list[tuple[list[int], list[float]]]:
         engine = make_engine(model, num_blocks=2000)
-        for request in requests:
-            engine.add_request(request)
-        found = []
-        for step in itertools.count():
-            if not engine.has_unfinished():
-                break
+
+        def before(step: int) -> None:
             engine.yields = yields(step)
-            found += engine.step()
+
+        found = drawn_in_steps(engine, requests, before)
         assert engine.runner.decoder is not None
         steps = [key for key, _ in engine.runner.decoder.graphs.known if any(isinstance(e, Cut) for e in key)]
         assert {way for *_, way in steps} == {yields(0), yields(1)}
-        return sorted((o.generated.token_ids, o.generated.logprobs) for o in found)
+        return found
 
     alone = drawn(lambda step: False)
     assert len(alone) == 60
@@ -194,16 +206,9 @@ def test_what_is_drawn_does_not_depend_on_the_half_of_the_gpu_that_it_is_confine
     def drawn(where: Callable[[int], range]) -> list[tuple[list[int], list[float]]]:
         engine = make_engine(model, num_blocks=2000)
         engine.yields = True
-        for request in requests:
-            engine.add_request(request)
-        found = []
-        for step in itertools.count():
-            if not engine.has_unfinished():
-                break
-            parts.move_to(where(step))
-            found += engine.step()
+        found = drawn_in_steps(engine, requests, lambda step: parts.move_to(where(step)))
         parts.move_to(whole)
-        return sorted((o.generated.token_ids, o.generated.logprobs) for o in found)
+        return found
 
     free = drawn(lambda step: whole)
     assert len(free) == 60
