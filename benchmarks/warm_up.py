@@ -67,8 +67,8 @@ def warm_up(
         take_turns(shapes)
     roll_out(actor, [*batches(actor, samples), *prompts(actor)], (False, True))
     make_graphs(actor, shapes, (False, True))
-    if confined and (half := half_of(actor.device)) is not None:
-        with half:
+    if confined and (part := half_of(actor.device)) is not None:
+        with part:
             roll_out(actor, prompts(actor), (True, True))
             make_graphs(actor, shapes, (True,))
     with training:
@@ -99,12 +99,13 @@ def take_turns(shapes: Shapes) -> None:
 def half_of(device: torch.device) -> AbstractContextManager[None] | None:
     """That confined rollouts keep to; None where a GPU cannot be divided."""
     from jigsawrl.runtime.green import NoParts, parts_of
+    from jigsawrl.runtime.shares import half
 
     try:
         parts = parts_of(device.index or 0)
     except NoParts:
         return None
-    return parts.on(range(parts.units // 2))
+    return parts.on(half(tuple(range(parts.units))))
 
 
 Round = list[tuple[int, int]]

@@ -1,9 +1,9 @@
 """Who is ahead with a large model keeps to half of a worker, so that smaller ones beside it find room.
 
 All work has ended when the last pipeline's has. Rollouts that mix on a GPU as they come do not slow each other alike:
-what reads small weights waits behind what reads large ones. Of four pipelines that take as long as each other alone,
-those of 0.5B ended 4 s of 44 after the one of 1.5B (`benchmarks/gpu_multiplex.py`). A large model's decode is as fast
-alone on half of the processors, and leaves the others to the rest.
+what reads small weights waits behind what reads large ones. Of four pipelines that take as long as each other alone
+(`benchmarks/gpu_multiplex.py`), those of 0.5B ended 3 to 5 s of 44 after the one of 1.5B. A large model's decode is
+as fast alone on half of the processors (`jigsaw profile`), and leaves the others to the rest.
 """
 
 from __future__ import annotations

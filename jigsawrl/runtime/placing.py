@@ -47,11 +47,11 @@ def ways_of(
     those = [
         Sharer(
             lane.share,
-            lane.phase == "rollout",
-            lane.occupies,
-            lane.base,
-            lane.pipeline in exact,
-            lane.confined,
+            rollout=lane.phase == "rollout",
+            works=lane.occupies,
+            base=lane.base,
+            exact=lane.pipeline in exact,
+            confined=lane.confined,
         )
         for lane in lanes
     ]

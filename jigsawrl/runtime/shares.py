@@ -195,14 +195,13 @@ class Gpus:
         all, in one process.
         """
         units = self.workers[worker]
-        half = units[: max(1, len(units) // 2)]
         shares = [each.share for each in those if each.works]
         parts = iter(divided(units, shares) if len(set(shares)) > 1 else [units] * len(shares))
         found: list[Units] = []
         for each in those:
             part = next(parts) if each.works else units
             if each.rollout:
-                part = half if each.confined and len(shares) > each.works else units
+                part = half(units) if each.confined and len(shares) > each.works else units
             found.append(units if each.exact or each.base else part)
         return found
 
@@ -251,6 +250,11 @@ class Gpus:
             return ""
         left = max(1.0, (DEVICE_PART * gpu.memory - gpu.taken) / 1e9)
         return f"; others have {gpu.taken / 1e9:.0f} GB of its memory, and memory: {left:.0f} would leave it to them"
+
+
+def half(units: Units) -> Units:
+    """What a confined rollout keeps to."""
+    return units[: max(1, len(units) // 2)]
 
 
 def divided(units: Units, shares: Sequence[float]) -> list[Units]:

@@ -197,13 +197,14 @@ def test_what_is_drawn_does_not_depend_on_leaving_room_to_others():
 )
 def test_what_is_drawn_does_not_depend_on_the_half_of_the_gpu_that_it_is_confined_to(shape):
     from jigsawrl.runtime.green import parts_of
+    from jigsawrl.runtime.shares import Units, half
 
     model = bfloat16_model("qwen2", vocab_size=61, **shape)
     requests = make_requests(20, 3, max_tokens=100, ignore_eos=True)
     parts = parts_of(0)
-    whole, half = range(parts.units), range(parts.units // 2)
+    whole = tuple(range(parts.units))
 
-    def drawn(where: Callable[[int], range]) -> list[tuple[list[int], list[float]]]:
+    def drawn(where: Callable[[int], Units]) -> list[tuple[list[int], list[float]]]:
         engine = make_engine(model, num_blocks=2000)
         engine.yields = True
         found = drawn_in_steps(engine, requests, lambda step: parts.move_to(where(step)))
@@ -212,8 +213,8 @@ def test_what_is_drawn_does_not_depend_on_the_half_of_the_gpu_that_it_is_confine
 
     free = drawn(lambda step: whole)
     assert len(free) == 60
-    assert drawn(lambda step: half) == free
-    assert drawn(lambda step: half if step % 20 < 10 else whole) == free
+    assert drawn(lambda step: half(whole)) == free
+    assert drawn(lambda step: half(whole) if step % 20 < 10 else whole) == free
 
 
 def test_a_tight_cache_preempts_and_long_prefixes_are_found_again():
