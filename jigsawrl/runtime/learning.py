@@ -123,15 +123,15 @@ class Learned:
             turns = max(1, round(fmean(each.over.turns for each in seen)))
             waits = fmean(each.over.tool_seconds for each in seen) / (turns - 1) if turns > 1 else 0.0
             shape = replace(shape, turns=turns, tool_seconds=_drawn(shape.tool_seconds, waits, weight))
-            as_it_was = forecast
-            if last.lengths:
-                lengths = np.array(last.lengths, dtype=np.float64)
-                as_it_was = Forecast.from_prior(lengths, shape.max_tokens)
-                guessed = (
-                    weight == 1 and outlook.costs.derived
-                )  # nothing was measured before, here or elsewhere
-                forecast = as_it_was if guessed else forecast.followed_by(as_it_was)
-                self.steps_seen = [*self.steps_seen, lengths][-STEPS:]
+            drawn = [np.array(each.over.lengths, dtype=np.float64) for each in seen if each.over.lengths]
+            if (
+                drawn and weight == 1 and outlook.costs.derived
+            ):  # nothing was measured before, here or elsewhere
+                forecast = Forecast((), shape.max_tokens)
+            for lengths in drawn:
+                forecast = forecast.after(lengths)
+            self.steps_seen = [*self.steps_seen, *drawn][-STEPS:]
+            as_it_was = Forecast.from_prior(drawn[-1], shape.max_tokens) if last.lengths else forecast
             known = Outlook(shape, outlook.costs, outlook.hardware, as_it_was)
             expected = _at_work(known.engine(width, 1).segments)
         else:
@@ -260,7 +260,9 @@ def first_outlook(
     if known is not None:
         waits = max(1, round(known.turns) - 1)
         shape = replace(shape, turns=max(1, round(known.turns)), tool_seconds=known.tool_seconds / waits)
-        forecast = Forecast.from_prior(known.lengths(0), shape.max_tokens)
+        forecast = Forecast((), shape.max_tokens)
+        for step in range(len(known.quantiles)):  # one alone says little of how long the longest take
+            forecast = forecast.after(known.lengths(step))
         return Outlook(shape, replace(known.costs, hardware=worker), worker, forecast)
     lengths = prior_lengths(shape.max_tokens, (np.arange(SEQUENCES) + 0.5) / SEQUENCES)
     costs = (cpu_costs if worker.name == CPU else gpu_costs)(shape.model, worker, workers)

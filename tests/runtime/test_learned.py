@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from graph.planning import WORKER, job
 
+from jigsawrl.config import RunConfig
+from jigsawrl.config.pipelines import PipelineConfig
 from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.interference import SIGNATURES
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.state import Phase
-from jigsawrl.runtime.learning import BETWEEN_S, Learned, Seen
+from jigsawrl.runtime.learning import BETWEEN_S, Learned, Seen, first_outlook
 from jigsawrl.runtime.messages import Over
 
 ENGINES = 2
@@ -75,6 +77,19 @@ def test_phases_that_follow_each_other_at_once_are_learned_from_together() -> No
     assert learned.outlook.costs.rollout_fixed_seconds == pytest.approx((0.1 + mean) / 2)
 
 
+def test_the_lengths_of_all_of_them_are_remembered() -> None:
+    short, long = np.full(64, 100.0), np.full(64, 900.0)
+    learned = Learned(outlook(short))
+    steps = {tuple(each): step(outlook(each), each, overhead=0.1)[0] for each in (short, long)}
+    learned.ended(steps[tuple(short)], now=1.0)
+    for now in (1.1, 1.2, 1.0 + BETWEEN_S):
+        learned.ended(steps[tuple(long if now < 1.2 else short)], now=now)
+    workload = learned.workload()
+    assert workload is not None
+    assert [max(each) for each in workload.quantiles] == [100.0, 900.0, 100.0, 100.0]
+    assert learned.outlook.forecast.quantiles().max() > 150
+
+
 def test_one_slow_phase_among_many_is_no_new_truth() -> None:
     lengths = np.full(64, 100.0)
     truth = outlook(lengths)
@@ -87,6 +102,20 @@ def test_one_slow_phase_among_many_is_no_new_truth() -> None:
     learned.ended(slow, now=3 * BETWEEN_S * 6)
     assert at_work(learned.outlook, "rollout") < 1.5 * at_work(truth, "rollout")
     assert learned.outlook.costs.errors["rollout"] > 0.3, "but it is distrusted"
+
+
+def test_a_profile_foresees_by_all_steps_that_it_knows() -> None:
+    """A first step without a long answer would make all of them seem short."""
+    lengths = [np.full(64, 30.0), np.append(np.full(63, 30.0), 480.0)]
+    learned = Learned(outlook(lengths[0]))
+    for number, each in enumerate(lengths):
+        learned.ended(step(outlook(each), each, overhead=0.0)[0], now=9.0 * number)
+    run = RunConfig.model_validate({"task": {"kind": "arithmetic"}, "rollout": {"max_tokens": 512}})
+    known = learned.workload()
+    assert known is not None
+    foreseen = first_outlook("a", run, PipelineConfig(run="a.yaml"), WORKER, 1, known).forecast.quantiles()
+    assert 90 < foreseen.max() < 480
+    assert foreseen[64] == pytest.approx(30)
 
 
 def test_on_a_gpu_a_phase_beside_others_says_nothing_of_its_time_alone() -> None:
