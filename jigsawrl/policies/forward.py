@@ -112,14 +112,17 @@ class Prospect:
     late: float
     """Seconds by which pipelines will miss their times if they go on at this pace, all together."""
 
-    def makespan(self, since: float) -> float:
+    def rate(self, since: float) -> float:
+        """Solo seconds of work that were done in a second."""
+        return max(1.0, self.done / max(self.now - since, 1e-9))
+
+    def makespan(self, rate: float) -> float:
         """When all would be done at this rate, less as one after the other is done; exact where nothing is left.
 
         Those that are together go on equally fast, so it is best if all have as much left.
         """
         if not self.left:
             return self.now
-        rate = max(1.0, self.done / max(self.now - since, 1e-9))
         gain = (rate - 1) / max(1, len(self.left) - 1)
         end, before = self.now, 0.0
         for count, left in zip(range(len(self.left), 0, -1), sorted(self.left.values()), strict=True):
@@ -127,9 +130,9 @@ class Prospect:
             before = left
         return end
 
-    def score(self, since: float) -> float:
+    def score(self, rate: float) -> float:
         """The less the better."""
-        return self.makespan(since) + LATE * self.late
+        return self.makespan(rate) + LATE * self.late
 
 
 class Forward:

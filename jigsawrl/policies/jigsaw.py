@@ -15,9 +15,9 @@ from jigsawrl.graph.batch import Batch
 from jigsawrl.graph.interference import SIGNATURES, merely_divided, undisturbed
 from jigsawrl.graph.lanes import Segment
 from jigsawrl.policies.balance import balanced
-from jigsawrl.policies.forward import Forward
+from jigsawrl.policies.forward import Forward, Prospect
 from jigsawrl.policies.onward import going_on
-from jigsawrl.policies.plans import Actions, Plan, Planner, moved_bytes
+from jigsawrl.policies.plans import Actions, Plan, Planner, Rule, moved_bytes
 from jigsawrl.policies.shares import best, equal, shared
 from jigsawrl.policies.starts import start_on
 from jigsawrl.policies.state import (
@@ -158,11 +158,19 @@ class Jigsaw:
         until = float("inf") if few else state.now + self._horizon(state)
         now = Forward(state)
         scores: dict[Plan, float] = {}
+        rates: dict[Plan | Rule, float] = {}
+
+        def score(plan: Plan) -> float:
+            """On one worker plans of the same rule differ in what they start now alone. Beyond the horizon all are as
+            fast as the first of them: who puts work off till then has done more until then, and is no faster."""
+            prospect = self._followed(now, state, plan, until)
+            like = plan.rule if len(state.alive) == 1 else plan
+            return prospect.score(rates.setdefault(like, prospect.rate(state.now)))
 
         def consider(plans: list[Plan]) -> None:
             for plan in plans:
                 if plan not in scores and (plan.actions or not must):
-                    scores[plan] = self._score(now, state, plan, until)
+                    scores[plan] = score(plan)
 
         if divided:
             consider([planner.plan(planner.waiting)])
@@ -181,12 +189,13 @@ class Jigsaw:
             chosen = simple
         soonest = scores[chosen]
         for plan in map(planner.after, moves):
-            score = self._score(now, state, plan, until)
-            if score < soonest - GAIN * (soonest - state.now):
-                soonest, chosen = score, plan
+            ends = score(plan)
+            if ends < soonest - GAIN * (soonest - state.now):
+                soonest, chosen = ends, plan
         return chosen.actions
 
-    def _score(self, now: Forward, state: State, plan: Plan, until: float) -> float:
+    def _followed(self, now: Forward, state: State, plan: Plan, until: float) -> Prospect:
+        """Where a plan leads."""
         future = now.copy()
         future.order, future.strict, future.divide = plan.order, plan.strict, plan.divide
         future.parts = dict(plan.parts)
@@ -195,7 +204,7 @@ class Jigsaw:
                 future.start(action)
             else:
                 future.gather(action, moved_segments(state, action))
-        return future.follow(until).score(state.now)
+        return future.follow(until)
 
     def _horizon(self, state: State) -> float:
         """Long enough for every pipeline to get through a step."""

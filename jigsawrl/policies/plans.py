@@ -29,6 +29,8 @@ RULE_FREELY: tuple[Option, ...] = ("beside",)
 RULE_DIVIDED: tuple[Option, ...] = ("few", "beside")
 Actions = tuple[Start | Migrate, ...]
 Parts = tuple[tuple[str, Place], ...]
+Rule = tuple[tuple[str, ...], bool, bool, Parts]
+"""By which one goes on: an order, and how strictly; whether what is free is divided; parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,10 @@ class Plan:
     divide: bool = False
     parts: Parts = ()
     """Workers that each rollout keeps to, while trainings take all; none if there are no such parts."""
+
+    @property
+    def rule(self) -> Rule:
+        return self.order, self.strict, self.divide, self.parts
 
 
 @dataclass(slots=True)

@@ -81,6 +81,21 @@ def test_looking_ahead_beats_the_best_pair_now_over_many_mixes() -> None:
     assert sum(ratios) / len(ratios) > 1.05
 
 
+def test_on_one_worker_work_is_not_put_off_for_looking_faster_up_to_a_horizon() -> None:
+    """Who holds a training back has done more at the horizon, and none of it has become less. Where that was taken
+    for speed, to look ahead was slower than not to."""
+    ahead, at_once = Jigsaw(), Jigsaw(lookahead=False)
+    seconds = dict.fromkeys((ahead, at_once), 0.0)
+    for seed in range(4):
+        todo = [
+            job(f"p{i}", seed=10 * seed + i, prompts=8, median=200 * (i + 1), sigma=1.4 - 0.4 * i, steps=12)
+            for i in range(3)
+        ]
+        for policy in seconds:
+            seconds[policy] += simulate(policy, todo, workers=1).seconds
+    assert seconds[ahead] < seconds[at_once]
+
+
 def seconds_in_common(outcome: Outcome, *kinds: str) -> float:
     """Worker-seconds in which two pipelines are at sub-stages of these kinds at once."""
     spans = [e for e in outcome.log if e["event"] == "substage" and e["substage"] in kinds]
