@@ -71,17 +71,17 @@ class Pipeline:
             return by_deadline
         return min(by_deadline, self.arrived + shape.max_slowdown * self.steps * self.solo_seconds())
 
-    def rollout_seconds(self) -> float:
-        """Alone on all workers that its rollouts may use."""
-        return self.outlook.rollout_seconds(max(1, len(self.rollout_home) // self.tp), self.tp)
+    def rollout_seconds(self, level: float = 0.5) -> float:
+        """Alone on all workers that its rollouts may use; by a cautious forecast with a level above one half."""
+        return self.outlook.rollout_seconds(max(1, len(self.rollout_home) // self.tp), self.tp, level)
 
     def training_seconds(self) -> float:
         """Alone on all workers it trains on."""
         return self.outlook.training_seconds(max(len(self.trains_on), 1 if self.apart else self.tp))
 
-    def solo_seconds(self) -> float:
+    def solo_seconds(self, level: float = 0.5) -> float:
         """A step alone on all of its workers."""
-        return self.rollout_seconds() + self.training_seconds()
+        return self.rollout_seconds(level) + self.training_seconds()
 
     def busy_left(self, workers: int) -> float:
         """Seconds for which it would keep each of so many workers busy until it is done."""
@@ -137,9 +137,10 @@ class State:
         """Of its waiting phase, alone on all of its workers."""
         return pipeline.rollout_seconds() if pipeline.phase == "rollout" else pipeline.training_seconds()
 
-    def left_alone(self, pipeline: Pipeline) -> float:
-        """Seconds of all its work that is left if it had all of its workers to itself from now on."""
-        after = (pipeline.steps - pipeline.step) * pipeline.solo_seconds()
+    def left_alone(self, pipeline: Pipeline, level: float = 0.5) -> float:
+        """Seconds of all its work that is left if it had all of its workers to itself from now on; its coming steps
+        by a cautious forecast with a level above one half."""
+        after = (pipeline.steps - pipeline.step) * pipeline.solo_seconds(level)
         if pipeline.phase == "rollout":
             after += pipeline.training_seconds()
         if pipeline.status == "running":

@@ -10,7 +10,7 @@ import pytest
 from graph.planning import WORKER, job
 
 from jigsawrl.graph.interference import CORES, H200, Interference
-from jigsawrl.policies.balance import AHEAD, LEVEL, balanced
+from jigsawrl.policies.balance import AHEAD, CAUTIOUS, LEVEL, balanced
 from jigsawrl.policies.jigsaw import Jigsaw
 from jigsawrl.policies.state import Action, Event, State
 from jigsawrl.simulator.jobs import Job
@@ -21,19 +21,22 @@ LARGE = 3e9
 
 @dataclass
 class Watched:
-    """The look-ahead, and after each of its decisions the work that everybody had left."""
+    """The look-ahead, and after each of its decisions the work that everybody had left, likely and by caution."""
 
     inner: Jigsaw = field(default_factory=Jigsaw)
     name: str = "jigsaw"
-    seen: list[tuple[dict[str, float], dict[str, bool]]] = field(default_factory=list)
+    seen: list[tuple[dict[str, float], dict[str, float], dict[str, bool]]] = field(default_factory=list)
 
     def decide(self, state: State, events: list[Event]) -> list[Action]:
         actions = self.inner.decide(state, events)
         changed = {action.lane: action.confined for action in balanced(state)}
-        left = {each.name: state.left_alone(each) for each in state.unfinished() if each.lanes}
+        left, most = (
+            {each.name: state.left_alone(each, level) for each in state.unfinished() if each.lanes}
+            for level in (0.5, CAUTIOUS)
+        )
         rollouts = [lane for lane in state.lanes.lanes.values() if lane.phase == "rollout"]
         now = {lane.pipeline: changed.get(lane.id, lane.confined) for lane in rollouts}
-        self.seen.append((left, now))
+        self.seen.append((left, most, now))
         return actions
 
 
@@ -83,15 +86,17 @@ def test_who_is_confined_is_so_until_he_is_level_and_who_is_free_until_he_is_ahe
         job("tiny", parameters=5e8, steps=6),
     ]
     Simulation(policy, jobs, WORKER, 1, H200).run()
-    ways = set()
-    for left, now in policy.seen:
+    ways, doubted = set(), False
+    for left, at_most, now in policy.seen:
         if "large" not in now or len(left) < 2:
             continue
         most = max(seconds for name, seconds in left.items() if name != "large")
-        part = left["large"] / most
+        part = at_most["large"] / most
+        doubted |= not now["large"] and left["large"] < AHEAD * most
         ways.add(now["large"])
         assert now["large"] or part >= AHEAD
         assert not now["large"] or part < LEVEL
-        assert not now.get("small") or left["small"] < LEVEL * left["tiny"]
+        assert not now.get("small") or at_most["small"] < LEVEL * left["tiny"]
         assert not now.get("tiny")
     assert ways == {True, False}
+    assert doubted, "who was likely to be ahead, and by caution was not, had all of the GPU"
