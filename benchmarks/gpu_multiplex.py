@@ -1,9 +1,10 @@
 """Pipelines that share one GPU: how much more is done than by one after the other.
 
-Full fine-tuning of models of the shapes of Qwen2.5 0.5B and 1.5B with random weights; beside it, four pipelines that
-train LoRA adapters on one base of 1.5B, which they share. Every sample is as long as a trace of GSM8K or MATH says
-(the same lengths under every policy, at most 8,192 tokens); one pipeline in four calls a tool in between. All run for
-real: drivers, actors, scheduler, shares, MPS (`traced.py` says what little differs).
+Full fine-tuning of models of the shapes of Qwen2.5 0.5B and 1.5B with random weights; where `--only` asks for them,
+four pipelines that train LoRA adapters on one base of 1.5B, which they share (`gpu_lora.py` measures that without the
+runtime). Every sample is as long as a trace of GSM8K or MATH says (the same lengths under every policy, at most 8,192
+tokens); one pipeline in four calls a tool in between. All run for real: drivers, actors, scheduler, shares, MPS
+(`traced.py` says what little differs).
 
 `serial` gives every pipeline the whole GPU, alone, with the same engine and trainer. Throughput is tokens generated
 and trained on over the time from the first phase to the end of the last; setting processes up is not in it. What the
@@ -325,7 +326,8 @@ def main() -> int:
             "serial, LoRA": (LORA, "serial", None),
             "jigsaw, LoRA": (LORA, "jigsaw", None),
         }
-        chosen = options.only or (["jigsaw", "concurrent"] if options.quick else list(sides))
+        usual = ["jigsaw", "concurrent"] if options.quick else [side for side in sides if "LoRA" not in side]
+        chosen = options.only or usual
         if unknown := [side for side in chosen if side not in sides]:
             print(f"--only {unknown[0]!r} is none of {', '.join(map(repr, sides))}", file=sys.stderr)
             return 2
