@@ -17,6 +17,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from jigsawrl.graph.cost import Costs, DecodeCost, LinearCost
+from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.interference import Curve, Interference, Signature
 from jigsawrl.graph.memory import ACTIVATIONS_NOW
@@ -112,7 +113,7 @@ class Task:
             self.name, model, SEQUENCES, 1, 0.0, TOKENS, steps=self.steps, old_logprobs=False
         )
         lengths = np.full(SEQUENCES, float(TOKENS))
-        return Job(shape, costs, lambda step: lengths, lengths)
+        return Job(shape, costs, lambda step: lengths, Forecast.from_prior(lengths, shape.max_tokens))
 
 
 @dataclass(frozen=True, slots=True)

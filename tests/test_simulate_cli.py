@@ -10,11 +10,12 @@ from xml.etree import ElementTree
 import pytest
 from cli_helpers import Case, Outcome, outcomes_of, without_torch
 
-from jigsawrl.config.pipelines import PipelinesConfig, PolicyName, load_mix
+from jigsawrl.config.pipelines import PipelineConfig, PipelinesConfig, PolicyName, load_mix
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.hardware import HARDWARE
 from jigsawrl.graph.profile import load_profile
 from jigsawrl.policies.named import POLICIES
+from jigsawrl.runtime.learning import first_outlook
 from jigsawrl.simulator.compare import alone_seconds, simulate
 from jigsawrl.simulator.from_config import Scene, scene_of
 from jigsawrl.telemetry import jsonl
@@ -398,6 +399,19 @@ def test_a_run_with_a_workload_of_its_name_is_measured(tmp_path: Path) -> None:
     assert origin.lengths.kind == "measured"
     assert job.lengths(1).max() == 500
     assert (job.lengths(2) == job.lengths(2)).all()
+
+
+def test_a_measured_run_is_foreseen_as_the_run_itself_would_be(tmp_path: Path) -> None:
+    """By all of its steps, in the simulator and for real."""
+    profile = load_profile("h100-traces")
+    (job,) = scene(
+        tmp_path, "name: gsm8k_qwen3-0.6b\ntask: {kind: arithmetic}\nrollout: {max_tokens: 500}\n"
+    ).jobs
+    run = load_mix(tmp_path / "mix.yaml").runs["gsm8k_qwen3-0.6b"]
+    known, entry = profile.workload("gsm8k_qwen3-0.6b"), PipelineConfig(run="mix.yaml")
+    real = first_outlook("a", run, entry, profile.hardware, 1, known)
+    assert (job.forecast.quantiles() == real.forecast.quantiles()).all()
+    assert len(job.forecast.history) == min(8, len(known.quantiles)) > 1
 
 
 def test_the_shape_of_a_run_follows_from_its_file(tmp_path: Path) -> None:

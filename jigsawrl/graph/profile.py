@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from jigsawrl import durable
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.cost import Costs, DecodeCost, LinearCost
+from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.hardware import HARDWARE, Hardware, hardware_named
 from jigsawrl.graph.interference import Interference, table_of
 from jigsawrl.graph.interference_file import table_in, table_out
@@ -75,6 +76,13 @@ class Workload:
         drawn: NDArray[np.float64] = np.rint(np.interp(at, LEVELS, kept))
         mixed: NDArray[np.float64] = np.random.default_rng(step).permutation(np.maximum(drawn, 1.0))
         return mixed
+
+    def forecast(self, max_tokens: int) -> Forecast:
+        """By all steps that were logged last: one alone says little of how long the longest answers are."""
+        forecast = Forecast((), max_tokens)
+        for step in range(len(self.quantiles)):
+            forecast = forecast.after(self.lengths(step))
+        return forecast
 
     def shape(self, steps: int = 1, name: str | None = None, tp: int | None = None) -> PipelineShape:
         """As a pipeline for planning."""

@@ -260,10 +260,8 @@ def first_outlook(
     if known is not None:
         waits = max(1, round(known.turns) - 1)
         shape = replace(shape, turns=max(1, round(known.turns)), tool_seconds=known.tool_seconds / waits)
-        forecast = Forecast((), shape.max_tokens)
-        for step in range(len(known.quantiles)):  # one alone says little of how long the longest take
-            forecast = forecast.after(known.lengths(step))
-        return Outlook(shape, replace(known.costs, hardware=worker), worker, forecast)
+        costs = replace(known.costs, hardware=worker)
+        return Outlook(shape, costs, worker, known.forecast(shape.max_tokens))
     lengths = prior_lengths(shape.max_tokens, (np.arange(SEQUENCES) + 0.5) / SEQUENCES)
     costs = (cpu_costs if worker.name == CPU else gpu_costs)(shape.model, worker, workers)
     return Outlook(shape, costs, worker, Forecast.from_prior(lengths, shape.max_tokens))

@@ -23,6 +23,7 @@ from jigsawrl.config.settings import RunConfig
 from jigsawrl.config.shapes import MEDIAN, SPREAD, model_shape, pipeline_shape, prior_lengths
 from jigsawrl.config.tasks import ArithmeticTask, CalculatorTask
 from jigsawrl.graph.cost import Costs
+from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.hardware import HARDWARE, Hardware, hardware_named
 from jigsawrl.graph.interference import Interference
 from jigsawrl.graph.profile import LEVELS, Profile, Workload, builtin_profiles, load_profile, table_on
@@ -164,22 +165,24 @@ def _from_run(
     )
     key = zlib.crc32(f"{config.seed} {name}".encode())
 
-    def lengths_at(step: int, at: Floats) -> Floats:
+    def lengths(step: int) -> Floats:
+        at = np.random.default_rng((key, step)).random(shape.sequences)
         if own is None:
             return prior_lengths(shape.max_tokens, at)
         logged = own.quantiles[(step - 1) % len(own.quantiles)]
         return np.clip(np.rint(np.interp(at, LEVELS, logged)), 1.0, shape.max_tokens)
 
-    def lengths(step: int) -> Floats:
-        return lengths_at(step, np.random.default_rng((key, step)).random(shape.sequences))
-
-    expected = lengths_at(1, (np.arange(EXPECTED) + 0.5) / EXPECTED)
+    if own is None:
+        even = (np.arange(EXPECTED) + 0.5) / EXPECTED
+        forecast = Forecast.from_prior(prior_lengths(shape.max_tokens, even), shape.max_tokens)
+    else:
+        forecast = own.forecast(shape.max_tokens)
     origin = Origin(
         _measured_lengths(own, profile) if own else _prior_of_lengths(run.rollout.max_tokens),
         _known(costs, workload, shape, config.workers),
         tuple(_notes(run, shape, measured=own is not None)),
     )
-    return Job(shape, costs, lengths, expected), origin
+    return Job(shape, costs, lengths, forecast), origin
 
 
 def nearest(model: ModelShape, max_tokens: int, workloads: Sequence[Workload]) -> Workload:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jigsawrl.graph.cost import Costs
+from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.shape import PipelineShape
 
 Floats = NDArray[np.float64]
@@ -22,8 +23,8 @@ class Job:
     costs: Costs
     lengths: Callable[[int], Floats]
     """Response lengths of a step, the same at every call."""
-    expected: Floats
-    """Lengths as a profile foresees them."""
+    forecast: Forecast
+    """Of lengths, as a profile has it."""
     rollout_workers: tuple[int, ...] | None = None
     """Of those that only roll out, the ones it uses; None: all."""
 

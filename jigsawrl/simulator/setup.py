@@ -44,17 +44,14 @@ def job_of(
         drawn = np.rint(np.interp(rng.random(shape.sequences), LEVELS, kept))
         return np.maximum(drawn, 1.0)
 
-    return Job(shape, costs, lengths, measured.lengths(0))
+    return Job(shape, costs, lengths, Forecast.from_prior(measured.lengths(0), shape.max_tokens))
 
 
 def refuse_jobs(
     jobs: list[Job], hardware: Hardware, workers: int, rollout_workers: int | None = None
 ) -> None:
     """A JigsawError with the arithmetic where the memory cannot hold them; with `rollout_workers`, in two pools."""
-    outlooks = [
-        Outlook(job.shape, job.costs, hardware, Forecast.from_prior(job.expected, job.shape.max_tokens))
-        for job in jobs
-    ]
+    outlooks = [Outlook(job.shape, job.costs, hardware, job.forecast) for job in jobs]
     refuse_what_cannot_fit(outlooks, hardware, workers)
     if rollout_workers is not None:
         for job, outlook in zip(jobs, outlooks, strict=True):

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from jigsawrl.graph.batch import Batch, Engine
-from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.interference import Interference
 from jigsawrl.graph.lanes import INSTANT, Lane, Lanes, Segment
@@ -223,8 +222,7 @@ class Simulation:
 
     def _arrive(self, name: str) -> Event:
         job = self.jobs[name]
-        forecast = Forecast.from_prior(job.expected, job.shape.max_tokens)
-        outlook = Outlook(job.shape, job.costs, self.hardware, forecast)
+        outlook = Outlook(job.shape, job.costs, self.hardware, job.forecast)
         now = self.lanes.now
         pipeline = Pipeline(name, outlook, (), job.shape.steps, now, since=now)
         self._settle(pipeline)

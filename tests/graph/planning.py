@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from jigsawrl.graph.cost import Costs, DecodeCost, LinearCost
+from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.hardware import GIB, Hardware
 from jigsawrl.graph.shape import ModelShape, PipelineShape
 from jigsawrl.simulator.jobs import Job
 
+UNSEEN = 10_000
+"""A step like those that come, by which a pipeline is foreseen."""
 MODEL = ModelShape("small", parameters=1e9, layers=20, hidden=2048, kv_heads=4, head_dim=128)
 WORKER = Hardware(
     "worker",
@@ -85,4 +88,4 @@ def job(
         rng = np.random.default_rng((seed, step))
         return np.clip(np.ceil(median * rng.lognormal(0, sigma, prompts * samples)), 1, limit)
 
-    return Job(shape, costs(slow), lengths, lengths(10_000))
+    return Job(shape, costs(slow), lengths, Forecast.from_prior(lengths(UNSEEN), limit))

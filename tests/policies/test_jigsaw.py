@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from graph.planning import WORKER, job
 
+from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.interference import CORES, H200, Interference
 from jigsawrl.policies.jigsaw import Jigsaw
 from jigsawrl.policies.named import POLICIES
@@ -36,7 +37,8 @@ def alone(job: Job, workers: int = 4) -> float:
 def steady(name: str, **settings: object) -> Job:
     """A pipeline whose steps are all alike, so that its time alone is known beforehand."""
     first = job(name, **settings)  # type: ignore[arg-type]
-    return replace(first, lengths=lambda step: first.lengths(1), expected=first.lengths(1))
+    known = Forecast.from_prior(first.lengths(1), first.shape.max_tokens)
+    return replace(first, lengths=lambda step: first.lengths(1), forecast=known)
 
 
 def test_a_pipeline_that_may_not_be_slowed_is_hardly_slowed() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graph.planning import WORKER, job
+from graph.planning import UNSEEN, WORKER, job
 from hypothesis import given
 from hypothesis import strategies as st
 from mixes import SUMS, Watching, write_mix
@@ -98,7 +98,8 @@ def test_one_outlier_among_many_is_forgotten() -> None:
 def outlook(name: str, derived: bool = False) -> Outlook:
     made = job(name, seed=ord(name), sigma=0.5)
     costs = replace(made.costs, rollout_fixed_seconds=0.0, sync=0.0, derived=derived)
-    lengths = np.sort(made.expected)[:: max(1, len(made.expected) // SEQUENCES)]
+    lengths = np.sort(made.lengths(UNSEEN))
+    lengths = lengths[:: max(1, len(lengths) // SEQUENCES)]
     return Outlook(made.shape, costs, WORKER, Forecast.from_prior(lengths, made.shape.max_tokens))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from graph.planning import WORKER, job
+from graph.planning import UNSEEN, WORKER, job
 
 from jigsawrl.config import RunConfig
 from jigsawrl.config.pipelines import PipelineConfig
@@ -23,10 +23,8 @@ ENGINES = 2
 def outlook(lengths: np.ndarray | None = None, slower: float = 1.0) -> Outlook:
     made = job("a", seed=1, sigma=0.5, slow=slower)
     costs = replace(made.costs, derived=True)
-    expected = made.expected if lengths is None else lengths
-    return Outlook(
-        made.shape, costs, replace(WORKER, name="cpu"), Forecast.from_prior(expected, made.shape.max_tokens)
-    )
+    forecast = made.forecast if lengths is None else Forecast.from_prior(lengths, made.shape.max_tokens)
+    return Outlook(made.shape, costs, replace(WORKER, name="cpu"), forecast)
 
 
 def at_work(known: Outlook, phase: Phase) -> float:
@@ -48,7 +46,7 @@ def step(truth: Outlook, lengths: np.ndarray, overhead: float) -> tuple[Seen, Se
 
 def test_after_one_step_the_next_is_foreseen() -> None:
     """Lengths were four times as long as thought, and the machine half as fast: each is learned for itself."""
-    lengths = np.ceil(job("a", seed=1, sigma=0.5).expected * 4)[:128]
+    lengths = np.ceil(job("a", seed=1, sigma=0.5).lengths(UNSEEN) * 4)[:128]
     truth = outlook(lengths, slower=2.0)
     learned = Learned(outlook())
     before = learned.outlook.solo_seconds(ENGINES)

@@ -8,15 +8,13 @@ from graph.planning import WORKER, job
 from mixes import SUMS
 
 from jigsawrl.config.runfile import checked
-from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.runtime.member import Member
 
 
 def member_in(folder: Path) -> Member:
     made = job("a")
-    forecast = Forecast.from_prior(made.expected, made.shape.max_tokens)
-    outlook = Outlook(made.shape, made.costs, WORKER, forecast)
+    outlook = Outlook(made.shape, made.costs, WORKER, made.forecast)
     return Member("a", checked({"name": "a", **SUMS}), folder, outlook, 0.0)
 
 

@@ -33,7 +33,6 @@ from jigsawrl.config.pipelines import load_mix
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph import memory
 from jigsawrl.graph.cpu import cpu_worker
-from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.interference import CORES
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.named import POLICIES
@@ -276,8 +275,7 @@ def test_pools_that_cannot_be_are_refused(mix: Mapping[str, Any], why: str, tmp_
 
 def foreseen(name: str, parameters: float = 1e9) -> Outlook:
     made = job(name, seed=ord(name), parameters=parameters)
-    forecast = Forecast.from_prior(made.expected, made.shape.max_tokens)
-    return Outlook(made.shape, made.costs, WORKER, forecast)
+    return Outlook(made.shape, made.costs, WORKER, made.forecast)
 
 
 class Group:

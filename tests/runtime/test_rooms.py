@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from graph.planning import WORKER, job
 
-from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.interference import H200
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.named import POLICIES
@@ -23,7 +22,7 @@ def foreseen(name: str) -> Outlook:
     """Of a pipeline whose actors keep all of their state, and that needs as much again to train."""
     made = job(name, parameters=3e9)
     shape = replace(made.shape, whole=True, old_logprobs=False, cache_tokens=1000, micro_batch_tokens=300_000)
-    return Outlook(shape, made.costs, WORKER, Forecast.from_prior(made.expected, shape.max_tokens))
+    return Outlook(shape, made.costs, WORKER, made.forecast)
 
 
 SIZES = foreseen("a").memory(1, 1, 1)

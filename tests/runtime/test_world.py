@@ -11,7 +11,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.interference import CORES, H200
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.named import POLICIES
@@ -32,7 +31,7 @@ def outlook(name: str) -> Outlook:
     """One with a deadline, one with turns, a plain one."""
     settings = {"a": {"deadline": 60.0}, "b": {"turns": 3, "tool_seconds": 2.0}, "c": {}}[name]
     made = job(name, seed=ord(name), sigma=1.5, **settings)  # type: ignore[arg-type]
-    return Outlook(made.shape, made.costs, WORKER, Forecast.from_prior(made.expected, made.shape.max_tokens))
+    return Outlook(made.shape, made.costs, WORKER, made.forecast)
 
 
 OUTLOOKS = {name: outlook(name) for name in NAMES}
@@ -187,8 +186,7 @@ def on_a_gpu(waking: float = 0.5, a_prompt_token: float = 1e-6) -> Mind:
         made = job(name, prompts=64, samples=8, sigma=0.3)
         reading = replace(made.costs.prefilling, per_token=a_prompt_token)
         costs = replace(made.costs, rollout_fixed_seconds=waking, prefilling=reading)
-        expected = Forecast.from_prior(made.expected, made.shape.max_tokens)
-        mind.join(name, Outlook(made.shape, costs, WORKER, expected))
+        mind.join(name, Outlook(made.shape, costs, WORKER, made.forecast))
         mind.hear(name, Began(STEPS, 0))
     return mind
 
