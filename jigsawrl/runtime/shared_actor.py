@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import TYPE_CHECKING, Any
@@ -192,21 +193,31 @@ class House:
     def _serve(self, tenant: Tenant) -> None:
         """A pipeline's thread: does as it is told until the pipe closes."""
         with tenant.pipe:
-            while True:
-                try:
+            with suppress(EOFError, ConnectionResetError):
+                while True:
                     kind, what, args = receive(tenant.pipe)
-                except (EOFError, ConnectionResetError):
-                    break
-                if kind == "call":
-                    turn = self.visit() if what in OF_THE_ENGINE else nullcontext()
-                    stream = self.training if what in OF_TRAINING else tenant.stream
-                    with turn, stream.used():
-                        answer = answer_to(lambda name, given: self._perform(tenant, name, given), what, args)
-                    tenant.send(answer)
-                else:
-                    with self.visit():
-                        self._request(tenant, what)
+                    if kind == "request":
+                        kind, what, args = self._take_in(tenant, what)
+                    if kind == "call":
+                        turn = self.visit() if what in OF_THE_ENGINE else nullcontext()
+                        stream = self.training if what in OF_TRAINING else tenant.stream
+                        with turn, stream.used():
+                            answer = answer_to(partial(self._perform, tenant), what, args)
+                        tenant.send(answer)
             self._leave(tenant)
+
+    def _take_in(self, tenant: Tenant, request: Any) -> tuple[str, Any, Any]:
+        """A request, and all that have come behind it, between the same two passes: prompts that came in one by one
+        would be read one by one, and everybody's samples would wait for each. Returns the message after them, if one
+        is there."""
+        with self.visit():
+            self._request(tenant, request)
+            while tenant.pipe.poll():
+                kind, what, args = receive(tenant.pipe)
+                if kind != "request":
+                    return kind, what, args
+                self._request(tenant, what)
+        return "", None, ()
 
     def _perform(self, tenant: Tenant, method: str, args: tuple[Any, ...]) -> Any:
         if method == "ready":

@@ -1,0 +1,50 @@
+"""What pipelines on one base ask of the process that they share."""
+
+from __future__ import annotations
+
+import threading
+from multiprocessing import Pipe
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jigsawrl.pipeline.actor_process import receive, send
+from jigsawrl.runtime.shared_actor import DeviceStream, House, Tenant
+
+
+def test_prompts_that_came_together_are_taken_in_between_the_same_two_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One by one they would be read one by one, while everybody's samples waited. What came behind them is done
+    behind them, and nothing is lost when the pipeline leaves."""
+    place: Any = SimpleNamespace(device="cpu")
+    config: Any = SimpleNamespace(name="a")
+    house, (ours, theirs) = House(place), Pipe()
+    visit = house.visit
+    done: list[Any] = []
+
+    def visited() -> Any:
+        done.append("visit")
+        return visit()
+
+    def performed(tenant: Tenant, method: str, args: tuple[Any, ...]) -> str:
+        done.append(method)
+        return f"{method} is done"
+
+    monkeypatch.setattr(house, "visit", visited)
+    monkeypatch.setattr(house, "_request", lambda tenant, request: done.append(request))
+    monkeypatch.setattr(house, "_perform", performed)
+    train = ("call", "forward_backward", ())
+    for message in (*(("request", number, ()) for number in range(3)), train, ("request", 3, ()), train):
+        send(theirs, message)
+    house.tenants["a"] = tenant = Tenant(config, ours, None, DeviceStream("cpu"))
+    serving = threading.Thread(target=house._serve, args=(tenant,))
+    serving.start()
+    assert [receive(theirs) for _ in range(2)] == [("answer", "forward_backward is done")] * 2
+    theirs.close()
+    serving.join(timeout=60)
+    assert not serving.is_alive()
+    taken_in = ["visit", 0, 1, 2, "forward_backward", "visit", 3, "forward_backward"]
+    assert done == [*taken_in, "visit"], "and once more to leave"
+    assert not house.tenants
