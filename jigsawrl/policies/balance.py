@@ -22,7 +22,6 @@ LARGER = 1.5
 AHEAD, LEVEL = 0.95, 0.98
 """Parts of the work that another has left: with less than the first a rollout is confined, until it has more than the
 second."""
-
 CAUTIOUS = 0.75
 """Level of the forecast of who may be ahead."""
 

@@ -124,9 +124,8 @@ class Learned:
             waits = fmean(each.over.tool_seconds for each in seen) / (turns - 1) if turns > 1 else 0.0
             shape = replace(shape, turns=turns, tool_seconds=_drawn(shape.tool_seconds, waits, weight))
             drawn = [np.array(each.over.lengths, dtype=np.float64) for each in seen if each.over.lengths]
-            if (
-                drawn and weight == 1 and outlook.costs.derived
-            ):  # nothing was measured before, here or elsewhere
+            guessed = weight == 1 and outlook.costs.derived  # nothing was measured before, here or elsewhere
+            if drawn and guessed:
                 forecast = Forecast((), shape.max_tokens)
             for lengths in drawn:
                 forecast = forecast.after(lengths)
