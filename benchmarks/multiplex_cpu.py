@@ -3,9 +3,9 @@
 Two pipelines compute all the time; two are agents that wait 0.4 to 1.6 s for their tool in every turn. All run for
 real, with the command that people use: drivers, actors and the scheduler are processes, models learn. Two workers are
 one core each. `serial` counts with the faster of two workers with one thread and one worker with two (with `--quick`,
-two workers are the only way). Throughput is
-tokens generated and trained on over the time from the first phase to the end of the last pipeline; starting processes
-is not in it. Repetitions are interleaved. Slowdown is a pipeline's own time over its time in the serial run.
+two workers are the only way). Throughput is tokens generated and trained on over the time from the first phase to the
+end of the last pipeline; starting processes is not in it. Repetitions are interleaved. Slowdown is a pipeline's own
+time over its time in the serial run.
 """
 
 from __future__ import annotations
