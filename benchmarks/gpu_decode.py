@@ -274,7 +274,8 @@ def step_seconds(decoder: Any, contexts: list[int], blocks: list[int], steps: in
     ]
     rounds = []
     for number in range(4):
-        cut = decoder.enter(sequences)
+        decoder.enter(sequences)
+        cut = decoder.cut(sequences, 0)
         launched: deque[Any] = deque()
         decoder.launch(sequences, 0, cut).read()
         started = time.perf_counter()

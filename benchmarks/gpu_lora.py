@@ -259,6 +259,11 @@ def compile_side(task: str, seats: int) -> None:
     torch.cuda.synchronize()
 
 
+def nothing_else() -> bool:
+    """Is to be seen to inside of an engine's step, as in the process that pipelines of single turns share."""
+    return False
+
+
 def serial(member: Member, pipeline: Pipeline, places: Places, work: Work) -> Spent:
     """One pipeline, rollout and training in turn."""
     spent = Spent()
@@ -272,7 +277,7 @@ def serial(member: Member, pipeline: Pipeline, places: Places, work: Work) -> Sp
                 member.add_request(request)
             outputs: list[SampleOutput] = []
             while member.has_unfinished():
-                outputs += member.step()
+                outputs += member.shared.step(nothing_else).get(member.name, [])
             drawn = time.perf_counter()
             pipeline.train(outputs, requests)
             member.update_weights(None, step + 1)
@@ -346,7 +351,7 @@ class Together:
 
     def _decode(self) -> None:
         started = time.perf_counter()
-        for name, ended in self.engine.step().items():
+        for name, ended in self.engine.step(nothing_else).items():
             turn = self.turns[name]
             turn.outputs += ended
             self.spent.tokens += sum(len(o.generated.token_ids) for o in ended)
@@ -393,7 +398,8 @@ def adapter_cost(
             ]  # fmt: skip
             for _ in range(4):
                 decoder.known = [None] * len(decoder.known)
-                cut = decoder.enter(sequences)
+                decoder.enter(sequences)
+                cut = decoder.cut(sequences, 0)
                 decoder.launch(sequences, 0, cut).read()
                 launched: deque[Any] = deque()
                 started = time.perf_counter()

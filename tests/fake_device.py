@@ -46,6 +46,9 @@ class FakeDevice:
         assert not self.in_flight, "the last burst is over"
         self.bursts.append(0)
 
+    def cut(self, sequences: list[Sequence], ahead: int) -> None:
+        assert ahead == len(self.in_flight)
+
     def launch(self, sequences: list[Sequence], ahead: int, cut: None) -> Step:
         assert ahead == len(self.in_flight) <= 1
         self.bursts[-1] += 1

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from jigsawrl.config.files import model_spec
 from jigsawrl.config.pipelines import PipelineConfig
 from jigsawrl.config.settings import ModelConfig, RunConfig
-from jigsawrl.config.tasks import ArithmeticTask, CalculatorTask, EnvironmentTask, TextArenaTask
+from jigsawrl.config.tasks import ArithmeticTask, CalculatorTask, EpisodeTask
 from jigsawrl.graph.shape import ModelShape, PipelineShape
 from jigsawrl.model.spec import ModelSpec, spec_from_config
 from jigsawrl.model.tiny import tiny_config
@@ -38,7 +38,7 @@ def pipeline_shape(name: str, run: RunConfig, entry: PipelineConfig) -> Pipeline
         max_tokens=rollout.max_tokens,
         steps=entry.steps or run.steps,
         tp=entry.tp or 1,
-        turns=task.max_turns if isinstance(task, CalculatorTask | TextArenaTask | EnvironmentTask) else 1,
+        turns=task.max_turns if isinstance(task, EpisodeTask) else 1,
         tool_seconds=_tool_seconds(run),
         old_logprobs=algorithm.evaluates_old_policy,
         reference=algorithm.kl_coef > 0,

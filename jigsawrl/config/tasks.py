@@ -138,7 +138,10 @@ class EnvironmentTask(_Sandboxed):
     """System message put before the first observation."""
 
 
+EpisodeTask = CalculatorTask | TextArenaTask | EnvironmentTask
+"""Those in which the model may have several turns."""
+
 TaskConfig = Annotated[
-    ArithmeticTask | DataTask | ReasoningGymTask | CalculatorTask | TextArenaTask | EnvironmentTask,
+    ArithmeticTask | DataTask | ReasoningGymTask | EpisodeTask,
     Field(discriminator="kind"),
 ]

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from jigsawrl.engine.block_manager import BlockManager
+from jigsawrl.engine.cuda.burst import LONGEST, ROUND, Burst
 from jigsawrl.engine.runner import Runner
 from jigsawrl.engine.sampler import keyed_uniforms, sample
 from jigsawrl.engine.scheduler import Scheduled, Scheduler
 from jigsawrl.engine.sequence import Owner, Sequence, sequences_of
-from jigsawrl.engine.types import Pass, Request, SampleOutput, Tokenizer
+from jigsawrl.engine.types import Look, Pass, Request, SampleOutput, Tokenizer
 from jigsawrl.model.folder import fill_buffers
 from jigsawrl.model.lora import adapters_on, linears, load_lora_state
 from jigsawrl.model.transformer import Transformer
@@ -73,41 +74,43 @@ class SharedEngine:
         """Whether a step would do anything: there are samples of members that are neither paused nor asleep."""
         return not self.scheduler.is_idle()
 
-    def step(self) -> dict[str, list[SampleOutput]]:
-        """Moves every running sequence on, and returns the samples that have ended by the member's name."""
-        self.advance()
+    def step(self, look: Callable[[], bool] | None = None) -> dict[str, list[SampleOutput]]:
+        """Moves every running sequence on, and returns the samples that have ended by the member's name; `look` as in
+        `RolloutBackend`, but for the samples, which members have."""
+        self.advance(look)
         return {name: member.take() for name, member in self.members.items() if member.ended}
 
-    def advance(self) -> None:
+    def advance(self, look: Callable[[], bool] | None = None) -> None:
         """One pass: every running sequence gets a token, or a piece of its prompt is run.
 
-        With kernels for decoding, sequences that only decode get a few tokens in one go.
+        With kernels for decoding, sequences that only decode get a few tokens in one go, and more with a `look`.
         """
         batch = self.scheduler.schedule()
-        finished: list[Sequence] = []
         if self.runner.decoder is not None:
             decoding = [item.sequence for item in batch if item.decodes]
             batch = [item for item in batch if not item.decodes]
             if decoding:
-                finished += self._burst(self.runner.decoder, decoding, alone=not batch)
+                self._burst(self.runner.decoder, decoding, alone=not batch, look=look)
         if batch:
-            finished += self._pass(batch)
+            self._pass(batch)
         self.nudged = False
-        for sequence in finished:
-            sequence.owner.ended.append(sequence.output())
 
     def nudge(self) -> None:
         """Ends a burst of decode steps soon; a pass never waits for anything."""
         self.nudged = True
 
-    def _burst(self, decoder: Decoder, decoding: list[Sequence], alone: bool) -> list[Sequence]:
-        from jigsawrl.engine.cuda.burst import LONGEST, Burst
-
+    def _burst(
+        self, decoder: Decoder, decoding: list[Sequence], alone: bool, look: Callable[[], bool] | None
+    ) -> None:
         decoder.yields = self.yields
-        burst = Burst(decoder, self.scheduler)
-        return burst.run(decoding, LONGEST if alone else 1, hurried=lambda: self.nudged)
+        burst = Burst(decoder, self.scheduler, self._ended)
+        steps = 1 if not alone else ROUND if look is None else LONGEST
+        burst.run(decoding, steps, lambda: self.nudged, look or (lambda: True))
 
-    def _pass(self, batch: list[Scheduled]) -> list[Sequence]:
+    def _ended(self, sequence: Sequence) -> None:
+        sequence.owner.ended.append(sequence.output())
+
+    def _pass(self, batch: list[Scheduled]) -> None:
         started = now()
         due = [item.sequence for item in batch if item.tokens == item.sequence.pending]
         counts: dict[Owner, tuple[int, int]] = {}
@@ -120,12 +123,11 @@ class SharedEngine:
             counts[item.sequence.owner] = (prefilled, decoded)
         logits = self.runner.run(batch)
         self._note(batch)
-        finished = self._sample(due, logits)
+        self._sample(due, logits)
         ended = now()
         for owner, (prefilled, decoded) in counts.items():
             if owner.on_pass is not None:
                 owner.on_pass(Pass(started, ended, prefilled, decoded))
-        return finished
 
     def _note(self, batch: list[Scheduled]) -> None:
         """What was run is in the cache, and can be found there."""
@@ -135,7 +137,7 @@ class SharedEngine:
             if sequence.computed // self.blocks.block_size > before // self.blocks.block_size:
                 self.blocks.remember(sequence, before)
 
-    def _sample(self, due: list[Sequence], logits: Tensor) -> list[Sequence]:
+    def _sample(self, due: list[Sequence], logits: Tensor) -> None:
         """Draws the next token of every due sequence and of the forks that waited for its prompt."""
         sequences = list(due)
         rows = list(range(len(due)))
@@ -153,17 +155,17 @@ class SharedEngine:
                     self.scheduler.requeue(child)
             parent.forks = []
         if not sequences:
-            return []
+            return
         if copies:
             assert self.runner.cache is not None
             self.runner.cache.copy_blocks(copies)
         if len(rows) > len(due):
             logits = logits.index_select(0, torch.tensor(rows, device=logits.device))
         self._draw(sequences, logits)
-        finished = [sequence for sequence in sequences if sequence.finish_reason is not None]
-        for sequence in finished:
-            self.scheduler.drop(sequence)
-        return finished
+        for sequence in sequences:
+            if sequence.finish_reason is not None:
+                self.scheduler.drop(sequence)
+                self._ended(sequence)
 
     @torch.inference_mode()
     def _draw(self, sequences: list[Sequence], logits: Tensor) -> None:
@@ -233,10 +235,10 @@ class Member(Owner):
     def has_unfinished(self) -> bool:
         return bool(self.ended or self.shared.scheduler.of(self))
 
-    def step(self) -> list[SampleOutput]:
+    def step(self, look: Look | None = None) -> list[SampleOutput]:
         """A step of everybody; returns this member's samples that have ended, in this one or in others' steps."""
         self._check_awake()
-        self.shared.advance()
+        self.shared.advance(None if look is None else lambda: look(self.take()))
         return self.take()
 
     def take(self) -> list[SampleOutput]:

@@ -118,12 +118,20 @@ class Generation(Protocol):
     def close(self) -> None: ...
 
 
+Look = Callable[[list[SampleOutput]], bool]
+"""Given the samples that have ended by now; returns whether there is something else to see to."""
+
+
 class RolloutBackend(Generation, Protocol):
     """An engine as its actor sees it; jigsawrl's own and vLLM's stand behind it."""
 
     version: int
     yields: bool
     """Whether it leaves room to others on its device, if it can; what it generates does not depend on it."""
+
+    def step(self, look: Look | None = None) -> list[SampleOutput]:
+        """An engine that keeps its device waiting between steps may go on for longer where there is a `look`, and
+        calls it now and then while the device is at work."""
 
     def abort(self, request_ids: Sequence[str] | None = None) -> list[SampleOutput]:
         """Ends these requests (None: all) and returns what they have so far."""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from jigsawrl.engine.sequence import Sequence, sequences_of
-from jigsawrl.engine.types import Pass, Request, SampleOutput, SamplingParams, Tokenizer
+from jigsawrl.engine.types import Look, Pass, Request, SampleOutput, SamplingParams, Tokenizer
 from jigsawrl.engine.vllm_start import eager, start, undisturbed
 from jigsawrl.errors import JigsawError
 from jigsawrl.model.folder import places
@@ -94,8 +94,8 @@ class VllmEngine:
     def nudge(self) -> None:
         """A step never waits for anything."""
 
-    def step(self) -> list[SampleOutput]:
-        """One of vLLM's steps."""
+    def step(self, look: Look | None = None) -> list[SampleOutput]:
+        """One of vLLM's steps, which are brief."""
         if self.asleep:
             raise RuntimeError("the engine sleeps: wake_up first")
         started = now() if self.silent_since is None else self.silent_since

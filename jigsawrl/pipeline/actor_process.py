@@ -195,6 +195,12 @@ def serve(
     reports: Reports | None,
 ) -> None:
     """Messages first; while there are none, the engine generates."""
+
+    def look(ended: list[SampleOutput]) -> bool:
+        if ended:
+            send(pipe, ("outputs", ended))
+        return pipe.poll(0)
+
     while True:
         actor = who()
         busy = actor is not None and actor.engine.has_unfinished()
@@ -211,7 +217,7 @@ def serve(
             else:
                 assert actor is not None
                 actor.engine.yields = settle()
-                if outputs := actor.engine.step():
+                if outputs := actor.engine.step(look):
                     send(pipe, ("outputs", outputs))
                 if reports is not None and time.monotonic() >= reports.due:
                     reports.make(partial(send, pipe), actor.engine)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from jigsawrl.engine.types import Request, RolloutBackend, SampleOutput
+from jigsawrl.engine.types import Look, Request, RolloutBackend, SampleOutput
 from jigsawrl.errors import JigsawError
 from jigsawrl.pipeline.actor import Actor
 from jigsawrl.pipeline.generating import Generating, awake
@@ -116,7 +116,7 @@ class NoEngine:
     def has_unfinished(self) -> bool:
         return False
 
-    def step(self) -> list[SampleOutput]:
+    def step(self, look: Look | None = None) -> list[SampleOutput]:
         return []
 
     def nudge(self) -> None: ...

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from jigsawrl.config.tasks import CalculatorTask, EnvironmentTask, TextArenaTask
+from jigsawrl.config.tasks import EpisodeTask
 from jigsawrl.engine.types import Request, SampleKey, SampleOutput
 from jigsawrl.errors import JigsawError
 from jigsawrl.pipeline import kept
@@ -334,7 +334,7 @@ class Beside:
         self.handles = [ProcessHandle(pipe, None, rank) for rank, pipe in enumerate(actors)]
         self.store = store
         self.name = config.name
-        episodes = isinstance(config.task, CalculatorTask | TextArenaTask | EnvironmentTask)
+        episodes = isinstance(config.task, EpisodeTask)
         self.drawn = Drawn(store, config.name)
         self.engines = WatchedEngines(self.handles, line, episodes, self.drawn)
         self.gang = self._gang()

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from jigsawrl.config.tasks import EpisodeTask
 from jigsawrl.engine.memory import shared_cache_blocks
 from jigsawrl.engine.shared import Member, SharedEngine
 from jigsawrl.engine.types import SampleOutput
@@ -287,13 +288,21 @@ class House:
     def _pass(self, engine: SharedEngine) -> dict[str, list[SampleOutput]]:
         """One of them. Its time is everybody's, by the samples that they have."""
         began = time.thread_time()
-        ended = engine.step()
+        ended = engine.step(look=self._is_waited_for)
         took = time.thread_time() - began
         samples = sum(tenant.running for tenant in self.tenants.values())
         for name, tenant in self.tenants.items():
             tenant.engine_seconds += took * tenant.running / max(1, samples)
             tenant.running -= len(ended.get(name, []))
         return ended
+
+    def _is_waited_for(self) -> bool:
+        """Whether somebody's next turn hangs on a sample that has ended. Rewards can wait until the others of a burst
+        are drawn, and the last of a pipeline's samples ends it."""
+        assert self._shared is not None
+        members = self._shared.members
+        episodes = (n for n, tenant in self.tenants.items() if isinstance(tenant.config.task, EpisodeTask))
+        return any(members[name].ended for name in episodes if name in members)
 
     def _tell(self, tenant: Tenant, ended: list[SampleOutput]) -> None:
         if ended:

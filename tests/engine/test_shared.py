@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from unittest import mock
 
 import pytest
 import torch
@@ -12,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import LetterTokenizer, random_model
 
-from jigsawrl.engine.cuda.burst import LONGEST
+from jigsawrl.engine.cuda.burst import LONGEST, ROUND
 from jigsawrl.engine.engine import Engine
 from jigsawrl.engine.runner import TILE
 from jigsawrl.engine.shared import Member, SharedEngine
-from jigsawrl.engine.types import Pass, Request, SampleKey, SampleOutput, SamplingParams
+from jigsawrl.engine.types import Look, Pass, Request, SampleKey, SampleOutput, SamplingParams
 from jigsawrl.model.lora import TARGETS, add_lora, lora_state, share_base
 from jigsawrl.model.transformer import Transformer
 
@@ -89,6 +90,16 @@ def finish(engine: SharedEngine, outputs: dict[str, list[SampleOutput]]) -> None
     raise AssertionError("somebody waits for ever")
 
 
+def collecting(outputs: list[SampleOutput], then: bool) -> Look:
+    """Takes what has ended; `then`: and has something else to see to."""
+
+    def look(ended: list[SampleOutput]) -> bool:
+        outputs.extend(ended)
+        return then
+
+    return look
+
+
 BASE = random_model()
 NAMES = list(KINDS)
 EXPECTED = {name: alone(BASE, name, requests_of(name)) for name in NAMES}
@@ -99,11 +110,14 @@ def test_adapters_matter_and_every_member_has_its_own():
     assert len(set(tokens)) == len(NAMES)
 
 
+@mock.patch("jigsawrl.engine.cuda.burst.ROUND", 2)
+@mock.patch("jigsawrl.engine.shared.ROUND", 2)
+@mock.patch("jigsawrl.engine.shared.LONGEST", 8)
 @given(st.data())
 @settings(max_examples=20, deadline=None)
 def test_a_member_draws_what_it_draws_alone(data):
     """Whoever is there, in whatever order they come, with pauses, in scarce blocks and rows, a pass at a time or in
-    bursts of steps that are read late: same bits."""
+    bursts of steps that are read late, of one round or of several: same bits."""
     names = data.draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True))
     engine = shared_engine(
         BASE,
@@ -120,7 +134,10 @@ def test_a_member_draws_what_it_draws_alone(data):
         members[name].add_request(request)
         for _ in range(data.draw(st.integers(0, 3))):
             stepped = members[data.draw(st.sampled_from(names))]
-            outputs[stepped.name] += stepped.step()
+            look = data.draw(st.sampled_from([None, False, True]))
+            outputs[stepped.name] += stepped.step(
+                None if look is None else collecting(outputs[stepped.name], look)
+            )
         toggled = members[data.draw(st.sampled_from(names))]
         toggled.go_on() if toggled.paused else toggled.pause()
     for member in members.values():
@@ -146,14 +163,57 @@ def test_a_burst_ends_when_a_member_has_all_its_samples_or_someone_is_in_a_hurry
     assert len(engine.step()["a"]) == 6
     assert device.bursts == [4], "three, and one that was on its way"
     engine.step()
-    assert device.bursts == [4, LONGEST], "nobody ends"
+    assert device.bursts == [4, ROUND], "nobody ends"
     members["plain"].on_pass = lambda _: engine.nudge()
     engine.step()
-    assert device.bursts == [4, LONGEST, 2], "after the first that was read"
+    assert device.bursts == [4, ROUND, 2], "after the first that was read"
     members["plain"].on_pass = None
     outputs: dict[str, list[SampleOutput]] = {}
     finish(engine, outputs)
     assert [len(output.generated.token_ids) for output in outputs["plain"]] == [100] * 6
+
+
+def with_a_long_and_a_short_one(**changes) -> tuple[SharedEngine, Member, FakeDevice]:
+    """An engine that has read both prompts."""
+    engine = shared_engine(BASE, **changes)
+    member, device = join(engine, "plain"), FakeDevice(engine)
+    for number, length in enumerate((150, ROUND + 4)):
+        sampling = SamplingParams(max_tokens=length, ignore_eos=True)
+        member.add_request(Request(str(number), [1, 2, 3], sampling, [SampleKey(7, "plain", 0, number, 0)]))
+    engine.step()
+    return engine, member, device
+
+
+def test_a_burst_goes_on_while_whoever_asked_for_it_sees_to_everything_else():
+    engine, member, device = with_a_long_and_a_short_one()
+    seen: list[tuple[int, list[str]]] = []
+
+    def look(ended: list[SampleOutput]) -> bool:
+        seen.append((device.bursts[-1], [output.request_id for output in ended]))
+        return len(seen) == 4
+
+    assert member.step(look) == [], "it was given the short one before"
+    assert device.bursts == [LONGEST]
+    assert seen == [(ROUND, []), (2 * ROUND, ["1"]), (3 * ROUND, [])]
+    assert member.step(look) == []
+    assert device.bursts == [LONGEST, ROUND], "until it has something else to see to"
+    outputs: dict[str, list[SampleOutput]] = {}
+    finish(engine, outputs)
+    (output,) = outputs["plain"]
+    assert len(output.generated.token_ids) == 150
+
+
+def test_a_burst_takes_fewer_blocks_where_there_are_few_or_somebody_waits_for_them():
+    _, member, device = with_a_long_and_a_short_one(num_blocks=40)
+    member.step(lambda ended: False)
+    assert device.bursts == [LONGEST // 2], "for more than that it would take over half of what there is"
+    engine, member, device = with_a_long_and_a_short_one(max_num_seqs=2)
+    for request in requests_of("plain", count=1, samples=1):
+        member.add_request(request)
+    free = len(engine.blocks.free)
+    member.step(lambda ended: False)
+    assert device.bursts == [ROUND]
+    assert free - len(engine.blocks.free) <= 2 * (1 + ROUND // OPTIONS["block_size"])
 
 
 def test_every_product_of_deterministic_mode_has_whole_tiles_of_rows():

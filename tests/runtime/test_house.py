@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from jigsawrl.config.tasks import ArithmeticTask, CalculatorTask
 from jigsawrl.pipeline.actor_process import receive, send
 from jigsawrl.runtime.shared_actor import DeviceStream, House, Tenant
 
@@ -48,3 +49,18 @@ def test_prompts_that_came_together_are_taken_in_between_the_same_two_passes(
     taken_in = ["visit", 0, 1, 2, "forward_backward", "visit", 3, "forward_backward"]
     assert done == [*taken_in, "visit"], "and once more to leave"
     assert not house.tenants
+
+
+def test_a_burst_of_decode_steps_ends_for_a_sample_whose_pipeline_has_another_turn() -> None:
+    """Others' samples are handed over when it ends by itself."""
+    place: Any = SimpleNamespace(device="cpu")
+    house = House(place)
+    members = {name: SimpleNamespace(ended=[]) for name in ("turns", "answers")}
+    house._shared = SimpleNamespace(members=members)  # type: ignore[assignment]
+    for name, task in (("turns", CalculatorTask()), ("answers", ArithmeticTask()), ("new", CalculatorTask())):
+        config: Any = SimpleNamespace(name=name, task=task)
+        house.tenants[name] = Tenant(config, Pipe()[0], None, DeviceStream("cpu"))
+    members["answers"].ended.append("a sample")
+    assert not house._is_waited_for()
+    members["turns"].ended.append("a sample")
+    assert house._is_waited_for()

@@ -92,8 +92,8 @@ class Decoder:
         stack = self.step.adapters
         return -1 if stack is None else stack.slots.get(owner.number, -1)
 
-    def enter(self, sequences: list[Sequence]) -> Cut:
-        """Brings the rows of these sequences up to date; returns how to cut their contexts."""
+    def enter(self, sequences: list[Sequence]) -> None:
+        """Brings the rows of these sequences up to date."""
         self.graphs.drop_stale()
         moved = [s for s in sequences if not self._knows(s)]
         if moved:
@@ -101,11 +101,12 @@ class Decoder:
         grown = [s for s in sequences if self.lengths[s.row] < len(s.blocks)]
         if grown:
             self._extend(grown)
-        contexts = [s.computed + 1 for s in sequences]
-        slots = rung(len(sequences))
-        return cut_for(
-            contexts, self.model.spec, self.processors, PART_SLOTS // slots, self.step.streams_contexts
-        )
+
+    def cut(self, sequences: list[Sequence], ahead: int) -> Cut:
+        """Of their contexts, for the next steps, where `ahead` in flight still move them on."""
+        contexts = [s.computed + ahead + 1 for s in sequences]
+        most = PART_SLOTS // rung(len(sequences))
+        return cut_for(contexts, self.model.spec, self.processors, most, self.step.streams_contexts)
 
     def _knows(self, sequence: Sequence) -> bool:
         known = self.known[sequence.row]
