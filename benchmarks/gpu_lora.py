@@ -267,12 +267,12 @@ def nothing_else() -> bool:
 def serial(member: Member, pipeline: Pipeline, places: Places, work: Work) -> Spent:
     """One pipeline, rollout and training in turn."""
     spent = Spent()
+    asked = [pipeline.requests(work, step) for step in range(work.steps)]
     torch.cuda.synchronize()
     with torch.cuda.stream(places.decoding):
         began = time.perf_counter()
-        for step in range(work.steps):
+        for step, requests in enumerate(asked):
             started = time.perf_counter()
-            requests = pipeline.requests(work, step)
             for request in requests:
                 member.add_request(request)
             outputs: list[SampleOutput] = []
@@ -294,9 +294,14 @@ class Turn:
 
     pipeline: Pipeline
     member: Member
-    step: int
-    requests: list[Request] = field(default_factory=list)
+    asked: list[list[Request]]
+    """For in each step; drawn before, as a pipeline's driver does that beside its engine."""
+    step: int = -1
     outputs: list[SampleOutput] = field(default_factory=list)
+
+    @property
+    def requests(self) -> list[Request]:
+        return self.asked[self.step]
 
 
 class Together:
@@ -310,7 +315,12 @@ class Together:
         self.trained: queue.SimpleQueue[Turn] = queue.SimpleQueue()
         self.failed: BaseException | None = None
         self.spent = Spent()
-        self.turns = {pipeline.name: Turn(pipeline, member, -1) for pipeline, member in members}
+        self.turns = {
+            pipeline.name: Turn(
+                pipeline, member, [pipeline.requests(work, step) for step in range(work.steps)]
+            )
+            for pipeline, member in members
+        }
 
     def run(self) -> Spent:
         torch.cuda.synchronize()
@@ -345,7 +355,6 @@ class Together:
         turn.step += 1
         turn.member.update_weights(None, turn.step)
         turn.outputs = []
-        turn.requests = turn.pipeline.requests(self.work, turn.step)
         for request in turn.requests:
             turn.member.add_request(request)
 
