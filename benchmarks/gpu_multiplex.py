@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,58 @@ class Run:
     @property
     def speed(self) -> float:
         return self.tokens / self.seconds
+
+
+@dataclass(slots=True)
+class Results:
+    """Of the sides so far."""
+
+    bandwidth: float | None
+    """Of a large copy."""
+    runs: dict[str, Run] = field(default_factory=dict)
+    alone: dict[str, float] = field(default_factory=dict)
+    """Seconds of each pipeline."""
+    floors: dict[str, float] = field(default_factory=dict)
+    """See `decode_floors`."""
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def add(self, side: str, run: Run, pipelines: Pipelines, policy: str) -> None:
+        self.runs[side] = run
+        if policy == "serial":
+            self.alone |= run.each
+            self.floors |= decode_floors(pipelines, run.out / PROFILE, self.bandwidth)
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """Times the throughput of the same pipelines one after the other."""
+        known = {side: run for side, run in self.runs.items() if set(run.each) <= set(self.alone)}
+        return {side: sum(self.alone[n] for n in run.each) / run.seconds for side, run in known.items()}
+
+    @property
+    def used(self) -> dict[str, float]:
+        """The part of the bandwidth that decoding alone needs."""
+        known = {side: run for side, run in self.runs.items() if set(run.each) <= set(self.floors)}
+        return {side: sum(self.floors[n] for n in run.each) / run.seconds for side, run in known.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        runs, ratios, everybody = self.runs, self.ratios, FOUR | OTHERS | LORA
+        sizes = {"2": "jigsaw, two", "8": "jigsaw, eight", "lora": "jigsaw, LoRA"}
+        return {
+            "over_serial": ratios,
+            "failed": self.failed,
+            **{f"vs_serial_{size}": ratios.get(side) for size, side in sizes.items()},
+            "alone_seconds": self.alone,
+            "pipelines": {name: asdict(each) for name, each in everybody.items() if name in self.alone},
+            "eight": {name: asdict(each) for name, each in EIGHT.items()},
+            "seconds": {side: run.seconds for side, run in runs.items()},
+            "tokens": {side: run.tokens for side, run in runs.items()},
+            "setup_seconds": {side: run.setup for side, run in runs.items()},
+            "compiled_kernels": {side: run.compiled for side, run in runs.items()},
+            "captured_graphs": {side: run.captured for side, run in runs.items()},
+            "copy_bandwidth": self.bandwidth,
+            "decode_floor_seconds": self.floors,
+            "bandwidth_used": self.used,
+        }
 
 
 class Bench:
@@ -301,7 +353,11 @@ def main() -> int:
     parser.add_argument(
         "--limit", type=positive, default=math.inf, help="seconds after which no side is begun"
     )
-    parser.add_argument("--keep", type=Path, help="a folder for the profile and every run's events")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="a folder for the profile, every run's events and the results so far",
+    )
     parser.add_argument(
         "--only", action="append", help="these sides alone, and serial for those that are compared with it"
     )
@@ -337,50 +393,33 @@ def main() -> int:
         shapes = {each.shape for mix in (*first, *mixes) for each in mix.values()}
         device = "cpu" if options.tiny else "cuda"
         bench = Bench(Path(scratch), shapes, options.seed, options.tiny, part, longest, device)
-        runs: dict[str, Run] = {}
-        alone: dict[str, float] = {}
+        results = Results(None if options.tiny else copy_bandwidth_aside())
         profile: Path | None = None
-        bandwidth = None if options.tiny else copy_bandwidth_aside()
-        floors: dict[str, float] = {}
         for mix in first:
             fits = {name: EIGHT.get(name, each) if mix is OTHERS else each for name, each in mix.items()}
             shown("not counted: it compiles kernels", bench.run(fits, "concurrent", first_time=True))
         if FOUR in first:
-            runs["serial"] = shown("serial", bench.run(FOUR, "serial"))
-            alone |= runs["serial"].each
-            profile = runs["serial"].out / PROFILE
-            floors |= decode_floors(FOUR, profile, bandwidth)
+            serial = shown("serial", bench.run(FOUR, "serial"))
+            results.add("serial", serial, FOUR, "serial")
+            profile = serial.out / PROFILE
             if options.measure:
-                add_table(load_mix(runs["serial"].out.with_suffix(".yaml")), runs["serial"].out, profile, say)
-        failed: dict[str, str] = {}
+                add_table(load_mix(serial.out.with_suffix(".yaml")), serial.out, profile, say)
+        keep(options.keep, results)
         for side in chosen:
             if time.perf_counter() - began > options.limit:
                 say(f"no time for {side}")
                 continue
             mix, policy, levers = sides[side]
             try:
-                runs[side] = shown(side, run_with(bench, mix, policy, profile, levers))
+                results.add(side, shown(side, run_with(bench, mix, policy, profile, levers)), mix, policy)
             except (JigsawError, RuntimeError) as error:
-                failed[side] = str(error)
+                results.failed[side] = str(error)
                 say(f"{side}: {error}")
-                continue
-            if policy == "serial":
-                alone |= runs[side].each
-                floors |= decode_floors(mix, runs[side].out / PROFILE, bandwidth)
-        ratios = {side: over_serial(run, alone) for side, run in runs.items() if set(run.each) <= set(alone)}
-        if options.keep is not None:
-            keep(options.keep, runs)
-        used = {
-            side: sum(floors[name] for name in run.each) / run.seconds
-            for side, run in runs.items()
-            if set(run.each) <= set(floors)
-        }
-        print_table(console, runs, ratios, used)
+            keep(options.keep, results)
+        print_table(console, results)
         claims = {}
-        if "jigsaw" in ratios and not options.tiny:
-            claims["vs_serial_4"] = claim(ratios["jigsaw"], at_least=TARGET)
-        sizes = {"2": "jigsaw, two", "8": "jigsaw, eight", "lora": "jigsaw, LoRA"}
-        beside = {f"vs_serial_{size}": ratios.get(side) for size, side in sizes.items()}
+        if "jigsaw" in results.ratios and not options.tiny:
+            claims["vs_serial_4"] = claim(results.ratios["jigsaw"], at_least=TARGET)
         report(
             console,
             "gpu_multiplex",
@@ -389,20 +428,7 @@ def main() -> int:
             quick=options.quick,
             device="cpu" if options.tiny else torch.cuda.get_device_name(),
             longest=longest,
-            over_serial=ratios,
-            failed=failed,
-            **beside,
-            alone_seconds=alone,
-            pipelines={name: asdict(each) for name, each in (FOUR | OTHERS | LORA).items() if name in alone},
-            eight={name: asdict(each) for name, each in EIGHT.items()},
-            seconds={side: run.seconds for side, run in runs.items()},
-            tokens={side: run.tokens for side, run in runs.items()},
-            setup_seconds={side: run.setup for side, run in runs.items()},
-            compiled_kernels={side: run.compiled for side, run in runs.items()},
-            captured_graphs={side: run.captured for side, run in runs.items()},
-            copy_bandwidth=bandwidth,
-            decode_floor_seconds=floors,
-            bandwidth_used=used,
+            **results.as_json(),
         )
     return 0
 
@@ -456,11 +482,6 @@ def decode_floors(pipelines: Pipelines, profile: Path, bandwidth: float | None) 
     return floors
 
 
-def over_serial(run: Run, alone: Mapping[str, float]) -> float:
-    """Times the throughput of the same pipelines one after the other."""
-    return sum(alone[name] for name in run.each) / run.seconds
-
-
 def shown(side: str, run: Run) -> Run:
     say(
         f"{side}: {run.seconds:.1f} s, {figure(run.speed)} tokens/s, {run.setup:.1f} s to set up, "
@@ -470,21 +491,24 @@ def shown(side: str, run: Run) -> Run:
     return run
 
 
-def keep(folder: Path, runs: Mapping[str, Run]) -> None:
+def keep(folder: Path | None, results: Results) -> None:
+    """After every side: who is cut off has what there was."""
+    if folder is None:
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    if "serial" in runs:
-        shutil.copy(runs["serial"].out / PROFILE, folder / PROFILE)
-    for side, run in runs.items():
+    if "serial" in results.runs:
+        shutil.copy(results.runs["serial"].out / PROFILE, folder / PROFILE)
+    for side, run in results.runs.items():
         shutil.copy(run.out / "events.jsonl", folder / f"{side.replace(', ', '-').replace(' ', '-')}.jsonl")
+    (folder / "results.json").write_text(json.dumps(results.as_json(), indent=1) + "\n")
 
 
-def print_table(
-    console: Console, runs: Mapping[str, Run], ratios: Mapping[str, float], used: Mapping[str, float]
-) -> None:
+def print_table(console: Console, results: Results) -> None:
     table = Table(title="pipelines on one GPU")
     for column in ("policy", "pipelines", "seconds", "tokens/s", "over serial", "of bandwidth, by decoding"):
         table.add_column(column, justify="left" if column == "policy" else "right")
-    for side, run in runs.items():
+    ratios, used = results.ratios, results.used
+    for side, run in results.runs.items():
         ratio = figure(ratios[side]) if side in ratios else "1"
         part = figure(used[side]) if side in used else ""
         table.add_row(side, str(len(run.each)), figure(run.seconds), figure(run.speed), ratio, part)
