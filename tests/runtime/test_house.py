@@ -56,7 +56,8 @@ def test_a_burst_of_decode_steps_ends_for_a_sample_whose_pipeline_has_another_tu
     place: Any = SimpleNamespace(device="cpu")
     house = House(place)
     members = {name: SimpleNamespace(ended=[]) for name in ("turns", "answers")}
-    house._shared = SimpleNamespace(members=members)  # type: ignore[assignment]
+    engine: Any = SimpleNamespace(members=members)
+    house._shared = engine
     for name, task in (("turns", CalculatorTask()), ("answers", ArithmeticTask()), ("new", CalculatorTask())):
         config: Any = SimpleNamespace(name=name, task=task)
         house.tenants[name] = Tenant(config, Pipe()[0], None, DeviceStream("cpu"))
