@@ -365,6 +365,12 @@ def main() -> int:
     if not options.tiny and not torch.cuda.is_available():
         print("gpu_multiplex needs an NVIDIA GPU, and torch finds none here", file=sys.stderr)
         return 2
+    if options.keep is not None:
+        try:  # now, and not after the first minutes
+            options.keep.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            print(f"--keep {options.keep}: {error.strerror}; name another folder", file=sys.stderr)
+            return 2
     began = time.perf_counter()
     preload_traced()
     part, longest = options.part * (0.4 if options.quick else 1.0), 48 if options.tiny else options.longest
@@ -495,7 +501,6 @@ def keep(folder: Path | None, results: Results) -> None:
     """After every side: who is cut off has what there was."""
     if folder is None:
         return
-    folder.mkdir(parents=True, exist_ok=True)
     if "serial" in results.runs:
         shutil.copy(results.runs["serial"].out / PROFILE, folder / PROFILE)
     for side, run in results.runs.items():
