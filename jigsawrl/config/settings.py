@@ -264,13 +264,13 @@ class RunConfig(Settings):
     steps: Count = 100
     """Steps to train."""
     deterministic: Flag = False
-    """Batch-invariant kernels: the same tokens and losses however the work is cut."""
+    """Batch-invariant kernels and one CPU thread: the same tokens and losses however the work is cut."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto: on a GPU where there is one."""
     workers: Count = 1
     """Data-parallel worker processes."""
     threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
-    """CPU threads per worker; null: cores / workers."""
+    """CPU threads per worker; null: cores / workers. With deterministic: true each worker computes with one."""
     model: ModelConfig = ModelConfig()
     """The model to train."""
     task: TaskConfig
@@ -291,6 +291,11 @@ class RunConfig(Settings):
         if found := problems(self):
             raise refuse("\n".join(found))
         return self
+
+    @property
+    def thread_limit(self) -> int | None:
+        """Most CPU threads of a worker; None: all of its cores. Sums cut for more threads round differently."""
+        return 1 if self.deterministic else self.threads
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, mappings and scalars, all defaults filled in."""

@@ -71,7 +71,12 @@ def run(
         out.mkdir(parents=True, exist_ok=True)
         durable.replace(out / "config.yaml", config.to_yaml().encode())
         device = choose_device(config)
+        stack.callback(torch.set_num_threads, torch.get_num_threads())  # the caller's, who may go on computing
         set_up_torch(config, device)
+        if config.threads not in (None, config.thread_limit):
+            progress.message(
+                f"deterministic: true computes with one CPU thread; threads: {config.threads} is not used"
+            )
         base = prepare_base(config, out, progress.message)
         workers = stack.enter_context(closing(around.workers(config, base, device)))
         store = CheckpointStore(out / "checkpoints", config.checkpoint.keep, fingerprint(config, base))

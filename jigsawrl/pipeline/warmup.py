@@ -6,7 +6,8 @@ After it the model knows the form of an answer but not which answer is right: so
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,12 +69,24 @@ def prepare_base(config: RunConfig, out: Path, message: Callable[[str], None]) -
             micro_batch_tokens=1 << 16,
         )
         demonstrations = Demonstrations(config, load_tokenizer(raw, trust_remote_code=False))
-        for step in range(tiny.warmup_steps):
-            trainer.forward_backward(demonstrations.batch(step, tiny.warmup_noise), imitate(model.head))
-            trainer.optim_step()
+        with one_thread():
+            for step in range(tiny.warmup_steps):
+                trainer.forward_backward(demonstrations.batch(step, tiny.warmup_noise), imitate(model.head))
+                trainer.optim_step()
     export_model(model, raw, base)
     shutil.rmtree(raw)
     return base
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums cut for more threads round differently, and a seed gives one base on every machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Demonstrations:

@@ -149,7 +149,7 @@ def set_up_torch(config: RunConfig, device: str) -> None:
     if device == "cpu" and config.model.dtype == "bfloat16":
         make_bfloat16_safe()
     cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(config.threads or max(1, cores // config.workers))
+    torch.set_num_threads(config.thread_limit or max(1, cores // config.workers))
     if device.startswith("cuda"):
         torch.backends.cuda.enable_cudnn_sdp(
             False

@@ -38,7 +38,7 @@ def start_actor(
     from jigsawrl.pipeline.actor_process import actor_main
 
     show_as(f"actor{rank}:{config.name}")
-    ways = following(note, device, rank, config.threads)
+    ways = following(note, device, rank, config.thread_limit)
     actor_main(pipe, config, base, device, rank, world, meeting, *ways, says_what_runs=True)
 
 
@@ -47,7 +47,7 @@ def start_shared_actor(control: Connection, place: Place, environment: Mapping[s
     from jigsawrl.runtime.shared_actor import shared_actor_main
 
     show_as(f"actor{place.rank}:{place.base.name}")
-    settle, _ = following(note, place.device, place.rank, place.configs[0].threads)
+    settle, _ = following(note, place.device, place.rank, place.configs[0].thread_limit)
     shared_actor_main(control, place, settle)
 
 

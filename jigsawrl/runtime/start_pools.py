@@ -49,7 +49,7 @@ def start_pool_actor(
     from jigsawrl.pipeline.pooled import RolloutActor, TrainingActor
 
     show_as(f"actor{worker}:{config.name}")
-    settle, between = following(note, device, worker, config.threads)
+    settle, between = following(note, device, worker, config.thread_limit)
     given = (pipe, config, base, device)
     if worker in homes.rollout:
         number = homes.rollout.index(worker)
