@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from test_traces import STEP, write
-from test_verl_log import PLAIN, log
+from verl_logs import PLAIN, log
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.fit import fit_folder
