@@ -339,7 +339,8 @@ def _besides(step: LoggedStep) -> float | None:
 
 
 def _workload(trace: Trace, costs: Costs) -> Workload:
-    steps = trace.steps
+    """What the run goes on to do: what its steps did, apart from the first, before which nothing was trained."""
+    steps = _settled(trace)
 
     def mean(value: Callable[[LoggedStep], float]) -> float:
         return statistics.fmean(map(value, steps))
