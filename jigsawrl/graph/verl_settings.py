@@ -56,6 +56,8 @@ KEYS = frozenset(
 
 MOST_BLOCK_LINES = 20_000
 MOST_DEPTH = 64
+MOST_COMMAND, MOST_COMMAND_LINES = 2**17, 1000
+"""Characters and lines of a command."""
 _ASYNC_MODULE = re.compile(r"fully_async|one_step_off|async_main|async_ppo")
 _OVERRIDE = re.compile(r"\s\+{0,2}(?:actor_rollout_ref|data|trainer|algorithm)\.[\w.]+=")
 _OPENS = re.compile(r"\{\s*['\"]\w+['\"]\s*:")
@@ -73,7 +75,7 @@ class Settings:
         self._resolved: dict[str, str] = {}
         self._command: dict[str, str] = {}
         self._blocks: dict[str, _Block] = {}
-        self._unfinished: dict[str, str] = {}
+        self._unfinished: dict[str, list[str]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._resolved or self._command or self.asynchronous)
@@ -130,15 +132,15 @@ class Settings:
         return any(mine is not None and theirs is not None and mine != theirs for mine, theirs in told)
 
     def _read_command(self, line: LogLine) -> bool:
-        begun = self._unfinished.pop(line.source, None)
-        if begun is None and ("python" not in line.text or line.text.lstrip().startswith("#")):
+        begun = self._unfinished.get(line.source, [])
+        if not begun and ("python" not in line.text or line.text.lstrip().startswith("#")):
             return False
-        text = f"{begun or ''} {line.text}"
-        if text.endswith("\\"):
-            if len(text) < 2**20:
-                self._unfinished[line.source] = text[:-1]
+        if line.text.endswith("\\") and len(begun) < MOST_COMMAND_LINES:
+            self._unfinished.setdefault(line.source, begun).append(line.text[:-1])
             return True
-        if not _OVERRIDE.search(text):
+        self._unfinished.pop(line.source, None)
+        text = " ".join(("", *begun, line.text))
+        if len(text) > MOST_COMMAND or not _OVERRIDE.search(text):
             return False
         try:
             words = shlex.split(text)

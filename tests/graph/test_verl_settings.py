@@ -117,6 +117,11 @@ def test_a_command_that_goes_over_several_lines_is_one(tmp_path):
     assert trace.assumed == frozenset()
 
 
+def test_lines_that_pretend_to_be_commands_take_no_time(tmp_path):
+    endless = ["python \\"] * 20_000 + ["python " + 'data.a=" ' * 100_000]
+    assert read(tmp_path, *endless, "", COMMAND, step(1), step(2), name="run.log").tp == 4
+
+
 def test_variables_of_a_script_that_is_only_shown_are_no_values(tmp_path):
     shown = "python3 -m verl.trainer.main_ppo data.train_batch_size=${BATCH} actor_rollout_ref.rollout.n=$N"
     trace = read(tmp_path, shown, step(1), step(2))
