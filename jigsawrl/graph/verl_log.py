@@ -19,9 +19,43 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.graph.log_lines import LogLine, LogLines
 from jigsawrl.graph.verl_settings import Settings
 
-MOST_STEPS = 200_000
+MOST_STEPS = 100_000
 MOST_TIMES = 8
 """How often one step is kept if it is logged again and again."""
+NEEDED = (
+    "response_length/mean",
+    "prompt_length/mean",
+    "perf/total_num_tokens",
+    "timing_s/gen",
+    "timing_s/old_log_prob",
+    "timing_s/ref",
+    "timing_s/update_actor",
+    "timing_s/step",
+)
+"""What tells of a step. A line that lacks one of these while most steps have it was cut off."""
+OPTIONAL = (
+    "response_length/max",
+    "response_length/min",
+    "response_length/clip_ratio",
+    "num_turns/mean",
+    "timing_s/agent_loop/tool_calls/mean",
+    "timing_s/update_weights",
+    "timing_s/reward",
+    "timing_s/values",
+    "timing_s/adv",
+    "timing_s/update_critic",
+)
+"""What is left out alone where it makes no sense."""
+_KEPT = frozenset(
+    (
+        *NEEDED,
+        *OPTIONAL,
+        "timing_s/generate_sequences",
+        "timing_s/ref_log_prob",
+        "perf/time_per_step",
+        "perf/throughput",
+    )
+)
 
 _STEP = re.compile(r"(?<![\w/.-])step:\s*(\d{1,12})(?=\s+-\s+\S+:)")
 _STEP_ALONE = re.compile(r"\s*step:\s*(\d{1,12})\s*$")
@@ -107,7 +141,7 @@ def read_runs_in(path: Path) -> tuple[list[Run], str | None]:
             f"log with trainer.logger=['console']"
         )
     for each in runs:
-        each.asynchronous = each.asynchronous or _shows_asynchrony(each)
+        each.asynchronous = each.asynchronous or each.settings.asynchronous
     return runs, lines.damage
 
 
@@ -131,7 +165,8 @@ class _Reader:
             run.asynchronous = f"it has a process {line.source.split()[0]}"
         steps = _steps(line)
         for number, metrics in steps:
-            self._add(number, metrics, line.number)
+            if not all(key.startswith("val") for key in metrics):  # validation, apart from any step
+                self._add(number, metrics, line.number)
         if steps:
             self._broken = None
         elif found := _STEP_ALONE.match(line.text):
@@ -148,11 +183,10 @@ class _Reader:
             self._broken = None
             return False
         if metrics is None:
-            metrics = {}
+            metrics = self._add(number, {}, line.number)
             self._broken = source, number, metrics
-            self._add(number, metrics, line.number)
         if line.ended:
-            metrics.update(_metrics(text[2:]))
+            metrics.update(self._kept(_metrics(text[2:])))
         return True
 
     def _read_settings(self, line: LogLine) -> None:
@@ -165,9 +199,15 @@ class _Reader:
             self.runs.append(Run(line.number, self._coming))
             self._coming = Settings()
 
-    def _add(self, number: int, metrics: Metrics, line: int) -> None:
-        if metrics and all(key.startswith("val") for key in metrics):
-            return  # validation, apart from any step
+    def _kept(self, metrics: Metrics) -> Metrics:
+        run = self.runs[-1]
+        if run.asynchronous is None:
+            shows = next(filter(_ASYNC_METRIC.match, metrics), None)
+            run.asynchronous = f"its steps log {shows}" if shows else None
+        return {key: value for key, value in metrics.items() if key in _KEPT}
+
+    def _add(self, number: int, metrics: Metrics, line: int) -> Metrics:
+        """Takes a line of metrics to a step, and says which were kept."""
         run = self.runs[-1]
         if run.steps and number < run.last:
             run = Run(line, run.settings)
@@ -178,18 +218,9 @@ class _Reader:
         self._steps += number not in run.steps
         if self._steps > MOST_STEPS:
             raise JigsawError(f"{self.path}, line {line}: more than {MOST_STEPS:,} steps; cut the log")
-        run.add(number, Logged(line, metrics))
-
-
-def _shows_asynchrony(run: Run) -> str | None:
-    if run.settings.asynchronous is not None:
-        return run.settings.asynchronous
-    for lines in run.steps.values():
-        for each in lines:
-            for key in each.metrics:
-                if _ASYNC_METRIC.match(key):
-                    return f"its steps log {key}"
-    return None
+        kept = self._kept(metrics)
+        run.add(number, Logged(line, kept))
+        return kept
 
 
 def _steps(line: LogLine) -> list[tuple[int, Metrics]]:

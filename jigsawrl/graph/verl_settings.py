@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable
+from pathlib import PurePosixPath
 
 from jigsawrl.graph.log_lines import LogLine
 
@@ -133,7 +134,7 @@ class Settings:
 
     def _read_command(self, line: LogLine) -> bool:
         begun = self._unfinished.get(line.source, [])
-        if not begun and ("python" not in line.text or line.text.lstrip().startswith("#")):
+        if not begun and not _begins_command(line.text):
             return False
         if line.text.endswith("\\") and len(begun) < MOST_COMMAND_LINES:
             self._unfinished.setdefault(line.source, begun).append(line.text[:-1])
@@ -146,14 +147,20 @@ class Settings:
             words = shlex.split(text)
         except ValueError:
             words = text.split()
-        for word in words:
+        for before, word in zip(["", *words], words, strict=False):
             key, equals, value = word.partition("=")
-            if not equals:
-                if _ASYNC_MODULE.search(word):
-                    self.asynchronous = f"it was started as {word}"
-            elif (key := key.lstrip("+")) in KEYS and "$" not in value:
+            program = word if before == "-m" else "/".join(PurePosixPath(word).parts[-2:])
+            if (before == "-m" or word.endswith(".py")) and _ASYNC_MODULE.search(program):
+                self.asynchronous = f"it was started as {program}"
+            elif equals and (key := key.lstrip("+")) in KEYS and "$" not in value:
                 self._command[key] = value.strip("'\" ")
         return True
+
+
+def _begins_command(text: str) -> bool:
+    return ("python" in text or "torchrun" in text or "main_ppo" in text) and not text.lstrip().startswith(
+        "#"
+    )
 
 
 class _Block:

@@ -17,7 +17,7 @@ from jigsawrl.graph.log_lines import log_name
 from jigsawrl.graph.reconstruct import MOST_SEQUENCES
 from jigsawrl.graph.shape import ModelShape
 from jigsawrl.graph.traces import LoggedStep, Trace, limit_above, logged_step, workers
-from jigsawrl.graph.verl_log import Logged, Run, read_runs_in
+from jigsawrl.graph.verl_log import NEEDED, OPTIONAL, Logged, Run, read_runs_in
 from jigsawrl.graph.verl_settings import Settings
 
 GPUS, TP, SHARE = 8, 2, 0.5
@@ -28,32 +28,6 @@ MOST_FITTED = 1000
 """Steps of one run that are fitted: more take minutes and tell nothing new."""
 FAR = 2.0
 """A step with so many times more or fewer sequences than its run has on the median is damaged."""
-
-_NEEDED = (
-    "response_length/mean",
-    "prompt_length/mean",
-    "perf/total_num_tokens",
-    "timing_s/gen",
-    "timing_s/old_log_prob",
-    "timing_s/ref",
-    "timing_s/update_actor",
-    "timing_s/step",
-)
-"""A line that lacks one of these while most steps have it was cut off."""
-_OPTIONAL = (
-    "response_length/max",
-    "response_length/min",
-    "response_length/clip_ratio",
-    "num_turns/mean",
-    "timing_s/agent_loop/tool_calls/mean",
-    "timing_s/update_weights",
-    "timing_s/reward",
-    "timing_s/values",
-    "timing_s/adv",
-    "timing_s/update_critic",
-)
-"""Left out alone where they make no sense."""
-_MEASURED = ("timing_s/", "response_length/", "prompt_length/", "num_turns/", "perf/t")
 
 
 def read_verl_log(path: Path) -> tuple[Trace, ...]:
@@ -93,8 +67,7 @@ def trace_of(run: Run, name: str, path: Path, where: str) -> Trace:
     settings = run.settings
     model = _model(settings, path)
     measured = {
-        step: [Logged(each.line, _relevant(each.metrics)) for each in lines]
-        for step, lines in run.steps.items()
+        step: [Logged(each.line, _sane(each.metrics)) for each in lines] for step, lines in run.steps.items()
     }
     measured = {
         step: lines for step, lines in sorted(measured.items()) if any(each.metrics for each in lines)
@@ -241,17 +214,13 @@ def _usual(steps: Iterable[Sequence[Logged]]) -> list[str]:
     counts, number = Counter[str](), 0
     for lines in steps:
         number += 1
-        counts.update({key for each in lines for key in each.metrics if key in _NEEDED})
-    return [key for key in _NEEDED if 2 * counts[key] >= number > 0]
+        counts.update({key for each in lines for key in each.metrics if key in NEEDED})
+    return [key for key in NEEDED if 2 * counts[key] >= number > 0]
 
 
-def _relevant(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """What steps are made of, without what makes no sense and is not needed."""
-    return {
-        key: value
-        for key, value in metrics.items()
-        if key.startswith(_MEASURED) and not (key in _OPTIONAL and not _sensible(value))
-    }
+def _sane(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Without those that make no sense and are not needed."""
+    return {key: value for key, value in metrics.items() if key not in OPTIONAL or _sensible(value)}
 
 
 def _sensible(value: Any) -> TypeGuard[float]:

@@ -176,9 +176,15 @@ def test_a_log_of_an_asynchronous_trainer_is_refused_with_the_reason(tmp_path, l
     assert len(str(error.value).splitlines()) <= 2
 
 
-def test_an_asynchronous_rollout_server_makes_no_trainer_asynchronous(tmp_path):
-    trace = read(tmp_path, f"{COMMAND} actor_rollout_ref.rollout.mode=async", step(1), step(2))
-    assert len(trace.steps) == 2
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"{COMMAND} actor_rollout_ref.rollout.mode=async trainer.experiment_name=one_step_off_baseline",
+        COMMAND.replace("+ python3", "+ cd /work/fully_async_runs && python3"),
+    ],
+)
+def test_what_only_sounds_asynchronous_is_read(tmp_path, command):
+    assert len(read(tmp_path, command, step(1), step(2)).steps) == 2
 
 
 def test_a_gzipped_log_is_read_and_one_that_breaks_off_as_far_as_it_goes(tmp_path):
