@@ -53,8 +53,8 @@ class Halved:
         return abs(self.constant - self.logged) / self.logged
 
     def as_json(self) -> dict[str, Any]:
-        figures = {"error": round(self.error, 4), "constant_error": round(self.constant_error, 4)}
-        return {**asdict(self), **figures}
+        figures = ("predicted", "constant", "logged", "error", "constant_error")
+        return {**asdict(self), **{name: round(getattr(self, name), 4) for name in figures}}
 
 
 def halve_logs(paths: Sequence[Path], seed: int) -> tuple[list[Halved], dict[str, str]]:
