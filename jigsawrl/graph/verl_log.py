@@ -124,8 +124,8 @@ def read_runs_in(path: Path) -> tuple[list[Run], str | None]:
     reader = _Reader(path)
     for line in lines:
         reader.read(line)
-    if reader.line == 0 and lines.damage is None:
-        raise JigsawError(f"{path}: is empty")
+    if reader.line == 0:
+        raise JigsawError(f"{path}: {lines.damage or 'is empty'}")
     runs: list[Run] = []
     for each in reader.runs:
         if not each.steps:

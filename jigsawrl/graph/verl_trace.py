@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph import verl_settings as keys
-from jigsawrl.graph.known_models import model_named
+from jigsawrl.graph.known_models import is_mixture, model_named
 from jigsawrl.graph.log_lines import log_name
 from jigsawrl.graph.reconstruct import MOST_SEQUENCES
 from jigsawrl.graph.shape import ModelShape
@@ -236,6 +236,10 @@ def _model(settings: Settings, path: Path) -> ModelShape:
     """By the settings, or else by the name of the log."""
     told = settings.text(keys.MODEL)
     for part in reversed(PurePosixPath(told or "").parts):
+        if is_mixture(part):
+            raise JigsawError(
+                f"{path}: {keys.MODEL}={told} reads like a mixture of experts; only dense models can be fitted"
+            )
         try:
             return model_named(part, "")
         except JigsawError:

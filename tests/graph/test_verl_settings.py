@@ -7,6 +7,7 @@ from pprint import pformat
 import pytest
 from verl_logs import COMMAND, RAY, log, read, step
 
+from jigsawrl.errors import JigsawError
 from jigsawrl.graph.verl_trace import read_verl_log
 
 RESOLVED = {
@@ -142,6 +143,11 @@ def test_what_nothing_tells_is_assumed_and_said(tmp_path):
     lines = [step(each).replace(" - perf/throughput:391.244", "") for each in (1, 2)]
     trace = read(tmp_path, *lines)
     assert (trace.gpus, trace.tp, trace.assumed) == (8, 2, frozenset({"gpus", "tp"}))
+
+
+def test_a_mixture_of_experts_is_refused_whatever_its_log_is_called(tmp_path):
+    with pytest.raises(JigsawError, match="only dense models"):
+        read(tmp_path, COMMAND.replace("Qwen3-4B", "Qwen3-30B-A3B"), step(1), step(2), name="qwen3-4b.log")
 
 
 def test_a_model_in_the_cache_of_the_hub_is_known(tmp_path):
