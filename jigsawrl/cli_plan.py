@@ -205,9 +205,9 @@ def compare(
 
 
 def fit(
-    source: Annotated[
-        Path,
-        typer.Argument(metavar="FOLDER", help="A folder of traces or of verl's console logs, or one log."),
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER ...", help="Folders of traces or of verl's console logs, or logs."),
     ],
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to; if not given, NAME.json.")
@@ -235,15 +235,12 @@ def fit(
 
     if hardware is not None:
         require("--hardware", hardware.lower(), list(HARDWARE))
-    whole = Path(os.path.abspath(source))
-    name = (
-        name or (Path(whole.name.removesuffix(".gz")).stem if source.is_file() else whole.name) or "profile"
-    )
+    name = name or _named_after(sources)
     target = out or Path(f"{name}.json")
     refuse_to_overwrite(target)
     with _progress() as say:
-        say(f"reading {source}")
-        traces, left_out = read_runs(source)
+        say(f"reading {', '.join(map(str, sources[:3]))}")
+        traces, left_out = read_runs(*sources)
         profile = fit_traces(traces, name, f"measured runs in {name}", hardware)
         workloads = judge(profile, traces, hardware is not None)
     write_profile(profile, target)
@@ -273,6 +270,16 @@ def fit(
         highlight=False,
         style="dim",
     )
+
+
+def _named_after(sources: list[Path]) -> str:
+    """A profile's name: that of the folder or log, or of the folder that several are in."""
+    whole = Path(os.path.abspath(sources[0]))
+    if len(sources) > 1:
+        whole = Path(os.path.commonpath([os.path.abspath(source.parent) for source in sources]))
+    elif sources[0].is_file():
+        whole = whole.with_name(Path(whole.name.removesuffix(".gz")).stem)
+    return whole.name or "profile"
 
 
 def _on_one_line(text: str) -> str:

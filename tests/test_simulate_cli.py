@@ -232,6 +232,9 @@ TORN = {
 }
 DOUBTED = {
     "doubted": Case("fit logs --out doubted.json", 0, "", None),
+    "several": Case(
+        "fit mine_qwen3-4b.log logs/two_qwen3-4b.log logs/notes.txt nowhere --name several", 0, "", None
+    ),
     "doubted as json": Case("fit logs --out doubted.json --json", 0, "", None),
 }
 
@@ -412,6 +415,15 @@ def test_a_fit_warns_of_what_is_hard_to_believe_and_leaves_out_what_cannot_be_us
     assert set(document["workloads"]) == {"odd_qwen3-4b", "two_qwen3-4b-1", "two_qwen3-4b-2"}
     assert len(document["left_out"]) == 2
     assert len(document["workloads"]["odd_qwen3-4b"]["warnings"]) >= 2
+
+
+def test_several_logs_become_one_profile(outcomes: dict[str, Outcome]) -> None:
+    outcome = outcomes["doubted: several"]
+    assert (outcome.code, outcome.written) == (0, {"several.json"})
+    workloads = load_profile(outcome.folder / "several.json").workloads
+    assert set(workloads) == {"mine_qwen3-4b", "two_qwen3-4b-1", "two_qwen3-4b-2"}
+    assert "left out: logs/notes.txt" in outcome.stderr
+    assert "left out: nowhere: there is no such folder or log" in outcome.stderr
 
 
 @pytest.mark.parametrize(("name", "start"), [("torn", "torn/qwen3-4b.log"), ("empty", "empty/qwen3-4b.log")])
