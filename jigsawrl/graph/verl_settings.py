@@ -130,7 +130,10 @@ class Settings:
     def contradicts(self, other: Settings) -> bool:
         """Whether both tell a setting, and not the same."""
         told = ((self.text(key), other.text(key)) for key in KEYS)
-        return any(mine is not None and theirs is not None and mine != theirs for mine, theirs in told)
+        return any(
+            mine is not None and theirs is not None and _value(mine) != _value(theirs)
+            for mine, theirs in told
+        )
 
     def _read_command(self, line: LogLine) -> bool:
         begun = self._unfinished.get(line.source, [])
@@ -155,6 +158,14 @@ class Settings:
             elif equals and (key := key.lstrip("+")) in KEYS and "$" not in value:
                 self._command[key] = value.strip("'\" ")
         return True
+
+
+def _value(text: str) -> float | str:
+    """However it is written: 0.60 is 0.6, and true is True."""
+    try:
+        return float(text)
+    except ValueError:
+        return text.lower()
 
 
 def _begins_command(text: str) -> bool:
