@@ -106,8 +106,8 @@ class Run:
 
     def resumes(self, earlier: Run) -> bool:
         """Whether this goes on with the run before it, and does not begin another."""
-        first = next(iter(self.steps))
-        return first > 1 and not self.settings.contradicts(earlier.settings)
+        first, alike = next(iter(self.steps)), bool(self.asynchronous) == bool(earlier.asynchronous)
+        return first > 1 and alike and not self.settings.contradicts(earlier.settings)
 
     def join(self, later: Run) -> None:
         for step, lines in later.steps.items():
@@ -130,6 +130,7 @@ def read_runs_in(path: Path) -> tuple[list[Run], str | None]:
     for each in reader.runs:
         if not each.steps:
             continue
+        each.asynchronous = each.asynchronous or each.settings.asynchronous
         if runs and each.resumes(runs[-1]):
             runs[-1].join(each)
         else:
@@ -140,8 +141,6 @@ def read_runs_in(path: Path) -> tuple[list[Run], str | None]:
             f"{path}: none of its {reader.line:,} lines is a step such as 'step:1 - timing_s/gen:59.0 - ...'{why};\n"
             f"log with trainer.logger=['console']"
         )
-    for each in runs:
-        each.asynchronous = each.asynchronous or each.settings.asynchronous
     return runs, lines.damage
 
 
@@ -162,6 +161,9 @@ class _Reader:
         self.line = line.number
         run = self.runs[-1]
         if run.asynchronous is None and _ASYNC_PROCESS.match(line.source):
+            if run.steps:
+                run = Run(line.number)
+                self.runs.append(run)
             run.asynchronous = f"it has a process {line.source.split()[0]}"
         steps = _steps(line)
         for number, metrics in steps:

@@ -38,6 +38,7 @@ OFFLOADED = (
 )
 """One for each kind of trainer. The reference has settings of its own."""
 HYBRID = "actor_rollout_ref.hybrid_engine"
+"""False where rollouts have devices of their own."""
 ASYNC = "async_training"
 """Settings that only asynchronous trainers have begin with this."""
 KEYS = frozenset(
@@ -92,12 +93,7 @@ class Settings:
         if block is None:
             return
         for key, value in block.read(text):
-            if key in KEYS:
-                self._resolved[key] = value
-            elif key.startswith(f"{ASYNC}."):
-                self.asynchronous = f"its settings hold {key}"
-            if key == HYBRID and value == "False":  # rollouts have devices of their own
-                self.asynchronous = f"its settings hold {HYBRID}={value}"
+            self._take(self._resolved, key, value)
         if block.over:
             del self._blocks[line.source]
 
@@ -155,9 +151,15 @@ class Settings:
             program = word if before == "-m" else "/".join(PurePosixPath(word).parts[-2:])
             if (before == "-m" or word.endswith(".py")) and _ASYNC_MODULE.search(program):
                 self.asynchronous = f"it was started as {program}"
-            elif equals and (key := key.lstrip("+")) in KEYS and "$" not in value:
-                self._command[key] = value.strip("'\" ")
+            elif equals and "$" not in value:
+                self._take(self._command, key.lstrip("+"), value.strip("'\" "))
         return True
+
+    def _take(self, settings: dict[str, str], key: str, value: str) -> None:
+        if key in KEYS:
+            settings[key] = value
+        if key.startswith(f"{ASYNC}.") or (key == HYBRID and value.lower() == "false"):
+            self.asynchronous = f"its settings hold {key}={value[:40]}"
 
 
 def _value(text: str) -> float | str:

@@ -167,6 +167,7 @@ def test_jobs_with_other_settings_are_two_runs_even_if_their_steps_go_on(tmp_pat
         (f"{step(1)} - timing_s/sync_rollout_weights:0.4", step(2)),
         (COMMAND.replace("verl.trainer.main_ppo", "recipe.one_step_off_policy.async_main_ppo"), step(1)),
         (f"{RAY}{{'actor_rollout_ref': {{'hybrid_engine': False,", f"{RAY} 'data': {{}}}}", step(1)),
+        (f"{COMMAND} actor_rollout_ref.hybrid_engine=False", step(1)),
         (f"{RAY}{{'async_training': {{'staleness_threshold': 8.0}}}}", step(1)),
     ],
 )
@@ -175,6 +176,16 @@ def test_a_log_of_an_asynchronous_trainer_is_refused_with_the_reason(tmp_path, l
         read_verl_log(log(tmp_path, *lines))
     assert "gsm8k_qwen3-4b.log" in str(error.value)
     assert len(str(error.value).splitlines()) <= 2
+
+
+def test_a_synchronous_run_before_or_after_an_asynchronous_one_is_read(tmp_path):
+    started = "(FullyAsyncTaskRunner pid=3) [ASYNC MAIN] Starting fully async PPO training..."
+    asynchronous = [started, *(f"{step(number)} - fully_async/x:1" for number in (2, 3))]
+    synchronous = [COMMAND, *(step(number) for number in (1, 2))]
+    for lines in ((*synchronous, *asynchronous), (*asynchronous, *synchronous)):
+        trace = read(tmp_path, *lines)
+        assert [each.step for each in trace.steps] == [1, 2]
+        assert any("left out" in doubt and "asynchronous" in doubt for doubt in trace.doubts)
 
 
 @pytest.mark.parametrize(
