@@ -24,7 +24,8 @@ MOST_LOG = 4 * 2**30
 SUFFIXES = (".log", ".txt", ".out", ".jsonl")
 """What the names of logs end in, before `.gz` if they are gzipped."""
 
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|(?:\^\[)?\[\d{1,3}(?:;\d{1,3})*m")
+"""With the escape character, and without, as copied text has it."""
 _PREFIX = re.compile(r"\s?\(((?:[\w.:-]+ )?pid=\d+(?:, [^()]*)?)\) ?")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 
@@ -95,7 +96,7 @@ def is_log(path: Path) -> bool:
 
 
 def _printed(number: int, piece: str, ended: bool) -> Iterator[LogLine]:
-    text = _COLOUR.sub("", piece) if "\x1b" in piece else piece
+    text = _COLOUR.sub("", piece) if "\x1b" in piece or "[0m" in piece else piece
     text = text.rstrip()
     if not text:
         return

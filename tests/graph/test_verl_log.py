@@ -29,6 +29,8 @@ from jigsawrl.graph.verl_trace import read_verl_log
         f"{RAY}step:1 - {PLAIN}{BAR}",
         f"Training Progress:  10%|\u2588 | 1/10 [02:09<19:21, 129.0s/it]step:1 - {PLAIN}\r{BAR}",
         f"(WorkerDict pid=7) loading{COLOURED}step:1 - {PLAIN}\x1b[36m(pid=8)\x1b[0m done",
+        f"[36m(TaskRunner pid=7)[0m step:1 - {PLAIN}[32m [repeated 2x across cluster][0m",
+        f"^[[36m(TaskRunner pid=7)^[[0m step:1 - {PLAIN}^[[36m(TaskRunner pid=7)^[[0m bar",
         f"2025-06-01 10:00:00 INFO step:1 - {PLAIN}",
         f"> {RAY}step:1 - {PLAIN}",
         "step:1\n" + "\n".join(f" - {key}:{value}" for key, value in METRICS.items()),

@@ -66,7 +66,9 @@ def check(trace) -> None:
     assert not trace.doubts
 
 
-@pytest.mark.parametrize("prefix", [RAY, "", "\x1b[36m(main_task pid=7, ip=10.0.0.1)\x1b[0m "])
+@pytest.mark.parametrize(
+    "prefix", [RAY, "", "\x1b[36m(main_task pid=7, ip=10.0.0.1)\x1b[0m ", "[36m(TaskRunner pid=7)[0m "]
+)
 def test_settings_count_by_their_full_keys(tmp_path, prefix):
     check(read(tmp_path, *block(prefix=prefix), *steps(1, 2, 3), name="run.log"))
 
