@@ -71,8 +71,8 @@ BY_LOAD = "by load"
 REQUESTS = {"0.3M": 192, "10M": 128, "SmolLM2-135M": 32}
 ROUNDS = {"0.3M": 7, "10M": 3, "SmolLM2-135M": 2}
 QUICK_REQUESTS, QUICK_ROUNDS = {"0.3M": 128, "10M": 48}, {"0.3M": 2, "10M": 1}
-LOADED_REQUESTS, LOADED_ROUNDS = {"10M": 48, "SmolLM2-135M": 12}, {"10M": 5, "SmolLM2-135M": 3}
-QUICK_LOADED_REQUESTS, QUICK_LOADED_ROUNDS = {"10M": 24}, {"10M": 3}
+LOADED_REQUESTS, LOADED_ROUNDS = {"10M": 64, "SmolLM2-135M": 16}, {"10M": 5, "SmolLM2-135M": 3}
+QUICK_LOADED_REQUESTS, QUICK_LOADED_ROUNDS = {"10M": 32}, {"10M": 2}
 """By model. On two cores beside four other processes everything takes five times as long."""
 MEDIAN_LENGTH, SIGMA = 41, 0.9
 """Of the log-normal; its mean, cut at MAX_TOKENS, is 60."""
