@@ -18,15 +18,15 @@ def problems(config: RunConfig) -> list[str]:
     return [*_algorithm(config), *_batch(config), *_engine(config), *_model(config)]
 
 
-def positions_problem(config: RunConfig, limit: int, model: str) -> str | None:
-    """The problem of trajectories longer than the model's positions."""
+def length_problem(config: RunConfig, limit: int, of: str) -> str | None:
+    """The problem of trajectories longer than a limit of the model; `of` says which limit that is."""
     prompt, tokens = config.rollout.max_prompt_tokens, config.rollout.max_tokens
     if prompt + tokens <= limit:
         return None
     fix = f"rollout.max_tokens to at most {limit - prompt}" if prompt < limit else "both"
     return (
-        f"rollout.max_tokens: {tokens}, with rollout.max_prompt_tokens {prompt}, is more than the {limit} "
-        f"positions of {model}; lower {fix}"
+        f"rollout.max_tokens: {tokens}, with rollout.max_prompt_tokens {prompt}, is more than the {of}; "
+        f"lower {fix}"
     )
 
 
@@ -112,7 +112,7 @@ def _model(config: RunConfig) -> Iterator[str]:
             )
         from jigsawrl.model.tiny import MAX_POSITIONS
 
-        if problem := positions_problem(config, MAX_POSITIONS, "the tiny model"):
+        if problem := length_problem(config, MAX_POSITIONS, f"{MAX_POSITIONS} positions of the tiny model"):
             yield problem
 
 

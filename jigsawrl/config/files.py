@@ -8,10 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jigsawrl.config.combinations import positions_problem
+from jigsawrl.config.combinations import length_problem
 from jigsawrl.config.targets import target_problem
-from jigsawrl.config.tasks import DataTask, EnvironmentTask
+from jigsawrl.config.tasks import DataTask, EnvironmentTask, EpisodeTask
 from jigsawrl.errors import JigsawError
+from jigsawrl.model.config_keys import unknown_keys
 from jigsawrl.model.spec import ModelSpec, spec_from_config
 
 if TYPE_CHECKING:
@@ -39,10 +40,33 @@ def _model(config: RunConfig) -> Iterator[str]:
         except JigsawError as error:
             yield str(error).replace("\n", " ")
         else:
-            if problem := positions_problem(config, spec.max_positions, f"the model in {folder}"):
+            if problem := length_problem(config, spec.max_positions, _limit(spec, folder)):
                 yield problem
     if config.model.lora and config.model.lora.path:
         yield from _adapter(config.model.lora, Path(config.model.lora.path))
+
+
+def _limit(spec: ModelSpec, folder: Path) -> str:
+    if spec.window is None:
+        return f"{spec.max_positions} positions of the model in {folder}"
+    return (
+        f"sliding_window of {spec.window} tokens of the model in {folder}, and attention is computed over all "
+        "tokens, which is the same only up to there"
+    )
+
+
+def remarks(config: RunConfig) -> list[str]:
+    """Lines about the files of a run that has no problems: what is ignored in them, and what follows from them."""
+    if config.model.tiny is not None:
+        return []
+    folder = Path(config.model.path)
+    spec = model_spec(folder)
+    said = []
+    if unknown := ", ".join(unknown_keys(spec.raw)):
+        said.append(f"{folder}/config.json: ignored, as transformers ignores them: {unknown}")
+    if spec.window is not None and isinstance(config.task, EpisodeTask):
+        said.append(f"{folder}: episodes end at {spec.window} tokens, the sliding_window of the model")
+    return said
 
 
 def _read_model(folder: Path, trusted: bool) -> ModelSpec:

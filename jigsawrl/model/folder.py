@@ -99,11 +99,15 @@ def _parts(prefix: str, linear: Linear, weight: Tensor) -> dict[str, Tensor]:
 def load_weights(model: Transformer, weights: Iterable[tuple[str, Tensor]], source: str) -> None:
     targets = places(model)
     missing = set(targets)
+    own_head: Tensor | None = None
     for name, tensor in weights:
         target = targets.get(name)
         if target is None:
-            if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
-                continue  # a tied head is stored twice by some tools
+            if name == "lm_head.weight":
+                own_head = tensor  # some tools store a tied head beside the embedding that it is
+                continue
+            if name.endswith("rotary_emb.inv_freq"):
+                continue
             raise JigsawError(f"model.path: {source} holds {name!r}, which this kind of model does not have")
         if target.shape != tensor.shape:
             raise JigsawError(
@@ -114,6 +118,11 @@ def load_weights(model: Transformer, weights: Iterable[tuple[str, Tensor]], sour
         missing.discard(name)
     if missing:
         raise JigsawError(f"model.path: {source} lacks {len(missing)} weights, such as {min(missing)!r}")
+    if own_head is not None and not torch.equal(own_head.to(model.embed_tokens), model.embed_tokens):
+        raise JigsawError(
+            f"model.path: {source} says tie_word_embeddings, and holds an 'lm_head.weight' that is not its "
+            "'model.embed_tokens.weight'; set tie_word_embeddings to false in its config.json"
+        )
 
 
 def export_model(model: Transformer, source: Path, out: Path) -> None:

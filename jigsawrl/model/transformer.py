@@ -180,12 +180,12 @@ def rope_tables(spec: ModelSpec) -> tuple[Tensor, Tensor]:
 
 
 def _scaled(frequency: Tensor, scaling: dict[str, Any]) -> Tensor:
-    factor = float(scaling["factor"])
+    factor = scaling["factor"]
     if scaling["rope_type"] == "linear":
         return frequency / factor
     # Llama 3: low frequencies are stretched, high ones kept, a smooth ramp in between.
-    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-    original = float(scaling["original_max_position_embeddings"])
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    original = scaling["original_max_position_embeddings"]
     wavelength = 2 * math.pi / frequency
     smooth = ((original / wavelength - low) / (high - low)).clamp(0, 1)
     return (1 - smooth) * frequency / factor + smooth * frequency
