@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jigsawrl.config import RunConfig
+from jigsawrl.config import RunConfig, files
 from jigsawrl.config.runfile import anchor_paths, checked
 from jigsawrl.config.runfolder import check_run_folder
 from jigsawrl.errors import JigsawError
@@ -81,6 +81,8 @@ def launch(config: RunConfig, out: Path, resume: bool, progress: Progress) -> Re
     if not check_run_folder(config, out, resume) and resume:
         progress.message(f"{out}: nothing to resume, starting from the beginning")
     check_task(config)
+    for line in files.remarks(config):
+        progress.message(line)
     from jigsawrl.pipeline.loop import run
 
     with _marked_children():

@@ -170,8 +170,11 @@ def _fail(message: str, code: int) -> NoReturn:
 
 def _print_resolved(config: RunConfig, as_json: bool) -> None:
     from jigsawrl.api import check_task
+    from jigsawrl.config import files
 
     check_task(config)
+    for line in files.remarks(config):
+        print(f"jigsaw: {line}", file=sys.stderr)
     print(json.dumps(config.to_dict()) if as_json else config.to_yaml().rstrip("\n"))
 
 

@@ -28,6 +28,10 @@ def run_several(
     """The exit code, and what goes to stdout with --json."""
     mix = load_mix(file, overrides)
     if dry_run:
+        from jigsawrl.runtime.launch import check_all, remarks
+
+        for line in remarks(check_all(mix).values()):
+            print(f"jigsaw: {line}", file=sys.stderr)
         resolved = mix.config.model_dump(mode="json")
         if not as_json:
             print(text.dump(resolved).rstrip("\n"))

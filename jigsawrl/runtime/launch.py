@@ -80,13 +80,11 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
     `bases` is the folder of another run of theirs, whose tiny models are taken.
     """
     asked, mix = mix, with_submitted(mix, out) if resume else mix
-    wanted = wanted_device(mix)
-    for name in mix.config.pipelines:
-        check(own_config(mix, name, wanted))
+    check_all(mix)
     if check_mix_folder(asked.config, out, resume):
         refuse_if_in_use(out)
     prepare_for(run.model.path for run in mix.runs.values())
-    with shares_here(mix.config.workers, wanted) as shares:
+    with shares_here(mix.config.workers, wanted_device(mix)) as shares:
         return _run(asked, mix, out, resume, progress, bases, shares)
 
 
@@ -111,6 +109,9 @@ def _run(
         make_bfloat16_safe()  # once, for all processes
     policy = POLICIES[mix.config.policy]
     progress.message(f"{len(members)} pipelines on {count} workers under {policy.name}; {shares.describe()}")
+    if bases in (None, out):  # otherwise the run that made them has said it
+        for line in remarks(configs.values()):
+            progress.message(line)
     left = left_of(members.values()) if resume else []
     folders.remove_abandoned()
     spill = out / "store"
@@ -135,6 +136,8 @@ def _run(
         if resume:
             heirs.take_over(store, left_of([member]))
         remember_submitted(out, request)
+        for line in remarks([member.config]):
+            progress.message(line)
         return member
 
     table = table_on(worker, known)
@@ -231,6 +234,20 @@ def own_config(mix: Mix, name: str, device: Device) -> RunConfig:
         "device": device,
     }
     return run.model_copy(update=changed)
+
+
+def check_all(mix: Mix) -> dict[str, RunConfig]:
+    """The pipelines' configs; a JigsawError that names the first one that cannot be run."""
+    device = wanted_device(mix)
+    configs = {name: own_config(mix, name, device) for name in mix.config.pipelines}
+    for config in configs.values():
+        check(config)
+    return configs
+
+
+def remarks(configs: Iterable[RunConfig]) -> list[str]:
+    """Lines about their files, each once."""
+    return list(dict.fromkeys(line for config in configs for line in files.remarks(config)))
 
 
 def check(config: RunConfig) -> None:
