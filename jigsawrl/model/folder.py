@@ -18,6 +18,8 @@ from jigsawrl.model.lora import TARGETS, add_lora, linears, load_lora_state, lor
 from jigsawrl.model.spec import read_spec
 from jigsawrl.model.transformer import Linear, Transformer, rope_tables
 
+DTYPE_KEY = "torch_dtype"
+"""The key of config.json with the type of the weights: every transformers reads it, `dtype` only newer ones."""
 SHARD_BYTES = 4 * 1024**3
 BESIDE_WEIGHTS = (
     "tokenizer.json",
@@ -131,7 +133,8 @@ def export_model(model: Transformer, source: Path, out: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     _copy_companions(source, aside)
-    config = dict(model.spec.raw, torch_dtype=str(model.dtype).removeprefix("torch."))
+    config = {key: value for key, value in model.spec.raw.items() if key not in ("dtype", DTYPE_KEY)}
+    config[DTYPE_KEY] = str(model.dtype).removeprefix("torch.")
     (aside / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     weights = {name: view.contiguous().cpu() for name, view in places(model).items()}
     for prefix, linear in _adapted(model):
@@ -152,7 +155,7 @@ def export_adapter(model: Transformer, base: Path, rank: int, alpha: float, out:
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": str(base),
+        "base_model_name_or_path": str(base.absolute()),
         "r": rank,
         "lora_alpha": alpha,
         "target_modules": sorted(parts),

@@ -74,7 +74,7 @@ def _config(fields: dict[str, Any], tokens: list[str]) -> dict[str, Any]:
         "bos_token_id": tokens.index(BOS),
         "eos_token_id": tokens.index(EOS),
         "pad_token_id": tokens.index(PAD),
-        "dtype": "bfloat16",
+        "torch_dtype": "bfloat16",
     }
 
 

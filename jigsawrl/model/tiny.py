@@ -74,7 +74,7 @@ def tiny_config(layers: int, hidden: int, heads: int, kv_heads: int) -> dict[str
         "bos_token_id": None,
         "eos_token_id": 1,
         "pad_token_id": 0,
-        "dtype": "float32",
+        "torch_dtype": "float32",
     }
 
 
