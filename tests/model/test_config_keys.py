@@ -6,9 +6,7 @@ The keys are those of the configuration classes of the transformers that is inst
 from __future__ import annotations
 
 import inspect
-import json
 import re
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -19,20 +17,26 @@ import torch
 import transformers
 from config_helpers import SUMS, config_of, refusal
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers.modeling_rope_utils import RopeParameters, RotaryEmbeddingConfigMixin
+from transformers_models import (
+    CLOSE,
+    class_of,
+    distance,
+    full_config,
+    ours,
+    quiet,
+    theirs,
+    without,
+    write,
+    write_model,
+)
 
 from jigsawrl.config import files
 from jigsawrl.errors import JigsawError
 from jigsawrl.model.config_keys import unknown_keys
 from jigsawrl.model.folder import load_model
-from jigsawrl.model.spec import FAMILIES, read_spec
-from jigsawrl.model.tiny import write_tiny
-from jigsawrl.trainer.packed import PackedAttention
+from jigsawrl.model.spec import FAMILIES
 
-TOKENS = torch.randint(0, 98, (48,), generator=torch.Generator().manual_seed(0))
-PROMPT = 8
-CLOSE = 1e-3
 LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -97,95 +101,13 @@ OTHERS: dict[str, list[Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    yield
-    transformers.logging.enable_progress_bar()
-    transformers.logging.set_verbosity(before)
+def _quiet():
+    with quiet():
+        yield
 
 
 def module_of(family: str) -> ModuleType:
     return getattr(transformers.models, family)
-
-
-def class_of(family: str) -> type[transformers.PreTrainedConfig]:
-    return transformers.CONFIG_MAPPING[family]
-
-
-def full_config(family: str, **changes: Any) -> dict[str, Any]:
-    """All keys, with values other than their defaults where that could show, and a window that is wide enough."""
-    small = {
-        "vocab_size": 98,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 24,
-        "max_position_embeddings": 256,
-        "rms_norm_eps": 0.1,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
-    }
-    if family == "mistral":
-        small |= {"sliding_window": 128}
-    elif family != "llama":
-        small |= {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 1}
-    raw = class_of(family)(**{**small, **changes}).to_dict()
-    if "layer_types" not in changes:
-        raw.pop("layer_types", None)  # so that the other keys decide
-    return raw
-
-
-def write_model(folder: Path, raw: dict[str, Any]) -> Path:
-    """A folder with these settings, random weights, and a tokenizer."""
-    write_tiny(folder, layers=1, hidden=16, heads=2, kv_heads=1, seed=0)
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(class_of(raw["model_type"])(**raw))
-    for name, parameter in model.named_parameters():
-        parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.3)
-    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    write(folder, raw)
-    return folder
-
-
-def write(folder: Path, raw: dict[str, Any]) -> None:
-    (folder / "config.json").write_text(json.dumps(raw))
-
-
-def without(mapping: dict[str, Any], *keys: str) -> dict[str, Any]:
-    return {name: value for name, value in mapping.items() if name not in keys}
-
-
-def problem(folder: Path, length: int = len(TOKENS), **settings: Any) -> str | None:
-    """What a run with prompts and responses of so many tokens is told before anything is loaded."""
-    rollout = {"max_prompt_tokens": PROMPT, "max_tokens": length - PROMPT, **settings}
-    return next(iter(files.problems(config_of(model={"path": str(folder)}, rollout=rollout))), None)
-
-
-def ours(folder: Path, length: int = len(TOKENS)) -> Tensor:
-    if said := problem(folder, length):
-        raise JigsawError(said)
-    model = load_model(folder, torch.float32)
-    with torch.no_grad():
-        attend = PackedAttention([length], model.device)
-        hidden = model(TOKENS[:length], torch.arange(length), attend)
-        return (hidden @ model.head.T).log_softmax(-1)
-
-
-def theirs(folder: Path, length: int = len(TOKENS)) -> Tensor:
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, output_loading_info=True
-    )
-    assert not info["missing_keys"]
-    with torch.no_grad():
-        return model(TOKENS[None, :length]).logits[0].log_softmax(-1)
-
-
-def distance(folder: Path, length: int = len(TOKENS)) -> float:
-    return (ours(folder, length) - theirs(folder, length)).abs().max().item()
 
 
 def popped_by(*functions: Any) -> set[str]:
@@ -323,66 +245,6 @@ def test_no_key_that_transformers_knows_is_unknown(family):
     assert list(unknown_keys(raw)) == []
 
 
-WINDOWED = {"use_sliding_window": True, "sliding_window": 16}
-DROP = object()
-
-
-@pytest.mark.parametrize(
-    ("family", "changes", "window"),
-    [
-        ("mistral", {"sliding_window": 16}, 16),
-        ("mistral", {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}, 16),
-        ("mistral", {"sliding_window": None}, None),
-        ("qwen2", {**WINDOWED, "max_window_layers": 1}, 16),
-        ("qwen2", {**WINDOWED, "max_window_layers": 2}, None),
-        ("qwen2", {**WINDOWED, "max_window_layers": DROP}, None),
-        ("qwen2", {**WINDOWED, "layer_types": ["sliding_attention", "full_attention"]}, 16),
-        ("qwen3", {**WINDOWED, "layer_types": ["full_attention"] * 2}, None),
-        ("qwen3", {**WINDOWED, "layer_types": None}, 16),
-        ("qwen3", {**WINDOWED, "use_sliding_window": False}, None),
-        ("qwen3", {**WINDOWED, "use_sliding_window": DROP}, None),
-        ("qwen3", {**WINDOWED, "sliding_window": None}, None),
-        ("llama", {"layer_types": ["full_attention"] * 2, **WINDOWED}, None),
-    ],
-)
-def test_a_sliding_window_is_a_limit_of_prompt_and_response(family, changes, window, tmp_path):
-    raw = full_config(family) | changes
-    folder = write_model(tmp_path / "model", full_config(family))
-    write(folder, {key: value for key, value in raw.items() if value is not DROP})
-    assert read_spec(folder).window == window
-    assert read_spec(folder).max_positions == (window or 256)
-    assert distance(folder, window or len(TOKENS)) < CLOSE
-    if window:
-        assert (theirs(folder)[-1] - theirs_without_window(folder)[-1]).abs().max() > 0.1
-        said = problem(folder, window + 1)
-        assert said == (
-            "rollout.max_tokens: 9, with rollout.max_prompt_tokens 8, is more than the sliding_window of 16 tokens "
-            f"of the model in {folder}, and attention is computed over all tokens, which is the same only up to "
-            "there; lower rollout.max_tokens to at most 8"
-        )
-
-
-def theirs_without_window(folder: Path) -> Tensor:
-    raw = json.loads((folder / "config.json").read_text())
-    write(folder, without(raw, "layer_types", "use_sliding_window") | {"sliding_window": None})
-    found = theirs(folder)
-    write(folder, raw)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("family", "window"), [("llama", None), ("mistral", 4096), ("qwen2", None), ("qwen3", None)]
-)
-def test_a_file_without_a_window_has_that_of_transformers(family, window, tmp_path):
-    raw = full_config(family, max_position_embeddings=5000)
-    raw = without(raw, "sliding_window", "use_sliding_window", "max_window_layers")
-    folder = write_model(tmp_path / "model", raw)
-    assert (problem(folder, 4096), problem(folder, 5000) is None) == (None, window is None)
-    assert read_spec(folder).window == window
-    engine = problem(folder, 5000, backend="vllm") or ""  # vLLM would honour the window, and the trainer not
-    assert ("sliding_window of 4096" in engine) == (window is not None)
-
-
 def test_a_head_that_is_not_the_embedding_it_should_be_tied_to_is_refused(tmp_path):
     folder = write_model(tmp_path / "model", full_config("llama"))
     write(folder, full_config("llama") | {"tie_word_embeddings": True})
@@ -404,12 +266,3 @@ def test_what_neither_we_nor_transformers_know_is_named_once_and_ignored(tmp_pat
     write(folder, raw | {"rope_parameters": LINEAR})
     assert files.remarks(config_of(model={"path": str(folder)})) == []
     assert files.remarks(config_of(task=SUMS)) == []
-
-
-def test_of_a_model_with_a_window_the_length_of_episodes_is_said(tmp_path):
-    folder = write_model(tmp_path / "model", full_config("mistral"))
-    config = config_of(
-        model={"path": str(folder)}, task={"kind": "calculator"}, rollout={"max_prompt_tokens": 64}
-    )
-    assert files.problems(config) == []
-    assert files.remarks(config) == [f"{folder}: episodes end at 128 tokens, the sliding_window of the model"]
