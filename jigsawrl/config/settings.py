@@ -270,8 +270,7 @@ class RunConfig(Settings):
     workers: Count = 1
     """Data-parallel worker processes."""
     threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
-    """CPU threads per worker; null: cores / workers, fewer while other processes keep cores busy. With deterministic:
-    true each worker computes with one."""
+    """CPU threads per worker; null: cores / workers, fewer on a busy machine; with deterministic: true always one."""
     model: ModelConfig = ModelConfig()
     """The model to train."""
     task: TaskConfig
