@@ -204,6 +204,7 @@ class Simulation:
         if pipeline.step > pipeline.steps:
             pipeline.status = "done"
             self.outcome.finished[pipeline.name] = now - pipeline.arrived
+            self._log("finished", pipeline=pipeline.name, step=pipeline.steps)
             return [Left(pipeline.name)]
         self._settle(pipeline)
         return [Ready(pipeline.name, "rollout")]

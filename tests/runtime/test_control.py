@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from mixes import assert_figures_agree
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.runtime.control import Control, ask
@@ -81,6 +82,7 @@ def test_a_pipeline_joins_another_is_paused_resumed_and_cancelled(tmp_path: Path
         output, _ = process.communicate(timeout=60)
     finally:
         process.kill()
+    assert_figures_agree(run, json.loads(output))
     result = json.loads(output)["pipelines"]
     assert result["long"]["ended"] == "cancelled"
     assert result["short"]["ended"] == "finished"

@@ -5,7 +5,8 @@ import pytest
 from run_folders import T, at, ran, run_folder, two_pipelines
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.telemetry.runlog import Incident, Outage, Prediction, read_run
+from jigsawrl.telemetry.logreader import read_run
+from jigsawrl.telemetry.runlog import Incident, Outage, Prediction
 from jigsawrl.telemetry.runreport import run_report
 
 
@@ -52,16 +53,18 @@ def test_a_phase_is_held_against_the_newest_prediction_of_it(tmp_path: Path) -> 
 
 def test_the_time_in_which_a_run_was_down_is_cut_out(tmp_path: Path) -> None:
     events = [
+        at(0, "start", pipeline="a", step=0),
         ran("grad", "a", 0, 1, 0, 10),
         at(3610, "resume", pipeline="a", step=0),
         ran("grad", "a", 0, 1, 3611, 3620),
         at(3620, "step", pipeline="a", step=1),
+        at(3620, "finished", pipeline="a", step=1),
     ]
     log = read_run(run_folder(tmp_path, events))
     assert [(span.t0 - T, span.t1 - T) for span in log.spans] == [(0, 10), (11, 20)]
     assert (log.done, log.end) == ({"a": {1: T + 20}}, T + 20)
     assert log.outages == [Outage(T + 10, 3600)]
-    assert [(one.t - T, one.event) for one in log.incidents] == [(10, "resume")]
+    assert [(one.t - T, one.event) for one in log.incidents] == [(10, "killed")]
 
 
 def test_a_pipeline_that_resumes_while_another_runs_stops_no_clock(tmp_path: Path) -> None:
@@ -137,7 +140,7 @@ def test_tokens_are_those_of_the_metrics_where_they_are_known(tmp_path: Path) ->
     rows = [{"step": step, "reward/mean": 0.5, "perf/tokens": 450.0} for step in (1, 2)]
     (folder / "sums" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     log = read_run(folder)
-    assert log.tokens == {"sums": 900}
+    assert {name: one.tokens for name, one in log.summaries.items()} == {"sums": 900, "<search>": 0}
     assert {one.name: one.tokens for one in run_report(folder).report.pipelines} == {
         "<search>": 0,
         "sums": 900,
@@ -192,7 +195,7 @@ def test_nonsense_is_named_with_its_file_and_line(case: str, tmp_path: Path) -> 
     path.write_text(f"{path.read_text()}{line}\n{json.dumps(at(11, 'finished'))}\n")
     with pytest.raises(JigsawError) as raised:
         read_run(tmp_path)
-    assert str(raised.value) == f"{path}, line 19 {message}"
+    assert str(raised.value) == f"{path}, line 20 {message}"
 
 
 def test_nonsense_among_the_metrics_is_named_too(tmp_path: Path) -> None:
