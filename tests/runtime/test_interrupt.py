@@ -21,6 +21,7 @@ from mixes import (
 )
 
 from jigsawrl.cli_runs import as_dict
+from jigsawrl.telemetry.logreader import read_run
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +66,7 @@ def test_ctrl_c_twice_ends_everything_at_once(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt, match="stopped at once; go on with --resume"):
         run_here(mix, out, lambda name, step: press(2))
     assert time.monotonic() - began < 30  # the tools take longer
+    assert {(one.event, one.failure) for one in read_run(out).incidents} == {("interrupted", False)}
     assert_nothing_is_left(out)
 
 
