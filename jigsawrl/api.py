@@ -15,6 +15,7 @@ from jigsawrl.config import RunConfig
 from jigsawrl.config.runfile import anchor_paths, checked
 from jigsawrl.config.runfolder import check_run_folder
 from jigsawrl.errors import JigsawError
+from jigsawrl.surface import in_python
 
 if TYPE_CHECKING:
     from jigsawrl.pipeline.loop import Result
@@ -70,7 +71,7 @@ def train(
 
     from jigsawrl.telemetry.progress import Progress
 
-    with Progress() as progress:
+    with in_python(), Progress() as progress:
         return launch(config, Path(out or default_folder(config)), resume, progress)
 
 

@@ -40,6 +40,7 @@ from jigsawrl.pipeline.surroundings import Alone, Stopped, Surroundings
 from jigsawrl.pipeline.trajectory import Trajectory, make_batch
 from jigsawrl.pipeline.warmup import prepare_base
 from jigsawrl.pipeline.workers import Workers, set_up_torch
+from jigsawrl.surface import option
 from jigsawrl.telemetry.figures import Summary
 from jigsawrl.telemetry.logreader import read_run
 from jigsawrl.telemetry.metrics import METRICS_FILE
@@ -126,7 +127,9 @@ def run(
                 if pipeline.done < config.steps:
                     if store.newest() != pipeline.done:
                         store.save(pipeline.done, workers.first("save_state"), pipeline.state())
-                    raise KeyboardInterrupt(f"stopped after step {pipeline.done}; go on with --resume")
+                    raise KeyboardInterrupt(
+                        f"stopped after step {pipeline.done}; go on with {option('resume')}"
+                    )
                 workers.first("export", out)
             ended = "finished"
         except KeyboardInterrupt:
