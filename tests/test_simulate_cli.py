@@ -278,6 +278,10 @@ def test_a_simulation_leaves_the_files_of_a_real_run(outcomes: dict[str, Outcome
     events = [event for _, event in jsonl.read(folder / "events.jsonl")]
     saved = json.loads((folder / "report.json").read_text())
     assert json.loads(json.dumps(run_report(folder).report.as_dict())) == saved["report"]
+    assert saved["report"]["tokens_per_second"] == saved["tokens_per_second"]
+    for pipeline in saved["report"]["pipelines"]:
+        assert pipeline["seconds"] == saved["pipelines"][pipeline["name"]]["seconds"]
+        assert pipeline["tokens"] == round(saved["pipelines"][pipeline["name"]]["tokens"])
     assert {e["event"] for e in events} == {"start", "action", "substage", "step", "finished"}
     assert json.loads((folder / "timeline.json").read_text())["traceEvents"]
     assert ElementTree.fromstring((folder / "picture.svg").read_text()).tag.endswith("svg")

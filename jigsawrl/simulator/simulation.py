@@ -195,8 +195,9 @@ class Simulation:
             pipeline.phase = "training"
             return [Ready(pipeline.name, "training")]
         lengths = job.lengths(pipeline.step)
-        self.outcome.tokens[pipeline.name] += float(lengths.sum())
-        self._log("step", pipeline=pipeline.name, step=pipeline.step)
+        tokens = float(lengths.sum())
+        self.outcome.tokens[pipeline.name] += tokens
+        self._log("step", pipeline=pipeline.name, step=pipeline.step, tokens=tokens)
         pipeline.outlook = Outlook(
             job.shape, job.costs, self.hardware, pipeline.outlook.forecast.after(lengths)
         )
@@ -204,7 +205,6 @@ class Simulation:
         if pipeline.step > pipeline.steps:
             pipeline.status = "done"
             self.outcome.finished[pipeline.name] = now - pipeline.arrived
-            self._log("finished", pipeline=pipeline.name, step=pipeline.steps)
             return [Left(pipeline.name)]
         self._settle(pipeline)
         return [Ready(pipeline.name, "rollout")]

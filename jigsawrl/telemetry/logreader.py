@@ -4,7 +4,7 @@
     RUN/metrics.jsonl                the figures of the only pipeline, or
     RUN/<pipeline>/metrics.jsonl     those of each
 
-Beside sub-stages and steps these events are understood; others are passed over:
+Beside sub-stages and steps, those of a simulation with `tokens`, these events are understood; others are passed over:
 
     start, resume                    of the run, with `workers`; or of a pipeline, with `solo`, the seconds of a step
                                      alone, where they are known
@@ -26,8 +26,10 @@ it any more, the run was killed.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,10 @@ def read_run(folder: Path) -> RunLog:
         log.rewards[name] = [(int(row["step"]), float(row["reward/mean"])) for row in rewarded]
         made_here = [row for row in rows if row["step"] > log.steps_before.get(name, 0)]
         log.summaries[name] = summarize(made_here, log.life(name).seconds)
+    for name, made in log.generated.items():
+        if name not in log.summaries:
+            steps = [{"perf/tokens": tokens} for tokens in made.values()]
+            log.summaries[name] = summarize(steps, log.life(name).seconds)
     return log
 
 
@@ -149,9 +155,7 @@ class _Reader:
         if kind == "substage":
             self._substage(event)
         elif kind == "step":
-            log.done.setdefault(_text(event, "pipeline"), {})[_step(event)] = t
-            self._finished.discard(_text(event, "pipeline"))
-            self._last_end.pop(_text(event, "pipeline"), None)
+            self._step(event, t)
         elif kind in ("start", "resume"):
             self._begin(event, t)
         elif kind == "arrived":
@@ -255,6 +259,14 @@ class _Reader:
             reason = f"{span.substage} of step {span.step} ended with {span.fields['error']}"
             log.incidents.append(Incident(span.t1, span.pipeline, "error", reason))
 
+    def _step(self, event: Mapping[str, Any], t: float) -> None:
+        log, name, step = self.log, _text(event, "pipeline"), _step(event)
+        log.done.setdefault(name, {})[step] = t
+        self._finished.discard(name)
+        self._last_end.pop(name, None)
+        if "tokens" in event:
+            log.generated.setdefault(name, {})[step] = _number(event, "tokens")
+
     def _begin(self, event: Mapping[str, Any], t: float) -> None:
         log = self.log
         if isinstance(workers := event.get("workers"), int):
@@ -348,19 +360,23 @@ def _reason(event: Mapping[str, Any]) -> str:
     return ": ".join(said) or step
 
 
-@dataclass(frozen=True, slots=True)
 class _RunTime:
     """The clock of the run: the log's, which stands still during outages."""
 
-    down: Intervals
+    def __init__(self, down: Intervals) -> None:
+        self.begins: list[float] = down[:, 0].tolist()
+        self.lengths: list[float] = (down[:, 1] - down[:, 0]).tolist()
+        self.before = [0.0, *accumulate(self.lengths)]
 
     def at(self, t: float) -> float:
-        passed = np.clip(t - self.down[:, 0], 0.0, self.down[:, 1] - self.down[:, 0])
-        return t - float(passed.sum())
+        last = bisect_right(self.begins, t) - 1
+        if last < 0:
+            return t
+        return t - self.before[last] - min(t - self.begins[last], self.lengths[last])
 
     @property
     def outages(self) -> list[Outage]:
-        return [Outage(self.at(begin), end - begin) for begin, end in self.down.tolist()]
+        return [Outage(self.at(t), seconds) for t, seconds in zip(self.begins, self.lengths, strict=True)]
 
 
 def _outages(down: Sequence[tuple[float, float]], spans: Sequence[Span]) -> Intervals:

@@ -77,6 +77,8 @@ class RunLog:
     done: dict[str, dict[int, float]] = field(default_factory=dict)
     rewards: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     summaries: dict[str, Summary] = field(default_factory=dict)
+    generated: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Tokens of each pipeline's steps, where the log itself says them."""
     incidents: list[Incident] = field(default_factory=list)
     predictions: list[Prediction] = field(default_factory=list)
     permits: list[Permit] = field(default_factory=list)
