@@ -44,7 +44,7 @@ def _document(log: RunLog, report: Report) -> Iterator[str]:
         "predictions", "Predicted against happened", sections.predictions(log.predictions, colours)
     )
     yield from section(
-        "incidents", "Failures and recoveries", sections.incidents(log.said_incidents, log.start, colours)
+        "incidents", "Failures and recoveries", sections.incidents(log.listed_incidents, log.start, colours)
     )
     yield '</main><div id="tip" hidden></div>'
     yield f'<script type="application/json" id="steps">{_json(_steps(columns, log))}</script>'

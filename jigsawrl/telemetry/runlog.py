@@ -108,6 +108,6 @@ class RunLog:
         return {name: self.life(name) for name in self.arrivals}
 
     @property
-    def said_incidents(self) -> list[Incident]:
-        """Those that a page or a table lists: all but interruptions."""
+    def listed_incidents(self) -> list[Incident]:
+        """Those that are listed as failures and recoveries, and warnings."""
         return [one for one in self.incidents if not one.interruption]
