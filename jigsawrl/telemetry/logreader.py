@@ -26,23 +26,19 @@ it any more, the run was killed.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jigsawrl.errors import JigsawError
 from jigsawrl.telemetry import jsonl
-from jigsawrl.telemetry.columns import Intervals, join, union, without
 from jigsawrl.telemetry.events import EVENTS_FILE
 from jigsawrl.telemetry.figures import summarize
 from jigsawrl.telemetry.metrics import METRICS_FILE
-from jigsawrl.telemetry.runlog import Incident, Outage, Prediction, RunLog
-from jigsawrl.telemetry.timeline import Permit, Span, generated, read_spans
+from jigsawrl.telemetry.runclock import RunClock, outages_of
+from jigsawrl.telemetry.runlog import Incident, Prediction, RunLog
+from jigsawrl.telemetry.timeline import Permit, generated, read_spans
 from jigsawrl.underway import is_under_way
 
 MAX_WORKERS = 65_536
@@ -50,7 +46,6 @@ MAX_WORKERS = 65_536
 _ENDS = frozenset({"finished", "failed", "interrupted", "cancelled"})
 _TOLD = frozenset({"died", "failed", "recovered", "warning"})
 _COUNTED = frozenset({"reward/mean", "reward/errors", "perf/tokens"})
-_LEAST_OUTAGE = 0.01
 _HUGE = 1e12
 _KILLED = "the process of the run was killed, or its machine went down: the log stops here"
 
@@ -215,7 +210,7 @@ class _Reader:
         if log.arrivals.keys() <= log.ended.keys() and log.ended:
             log.end = max([*log.ended.values(), *(span.t1 for span in log.spans)])
         if self._down:
-            self._cut_out(_RunTime(_outages(self._down, log.spans)))
+            self._cut_out(RunClock(outages_of(self._down, log.spans)))
         if log.began:
             first = min([*log.began.values(), *(span.t0 for span in log.spans)])
             log.setup, log.start = first - log.start, first
@@ -224,7 +219,7 @@ class _Reader:
         log.incidents.sort(key=lambda one: one.t)
         return log
 
-    def _cut_out(self, clock: _RunTime) -> None:
+    def _cut_out(self, clock: RunClock) -> None:
         log = self.log
         log.outages = clock.outages
         log.spans = [replace(span, t0=clock.at(span.t0), t1=clock.at(span.t1)) for span in log.spans]
@@ -358,32 +353,6 @@ def _reason(event: Mapping[str, Any]) -> str:
     said = [str(event[key]) for key in ("process", "reason", "text", "error") if event.get(key)]
     step = f"step {event['step']}" if "step" in event else ""
     return ": ".join(said) or step
-
-
-class _RunTime:
-    """The clock of the run: the log's, which stands still during outages."""
-
-    def __init__(self, down: Intervals) -> None:
-        self.begins: list[float] = down[:, 0].tolist()
-        self.lengths: list[float] = (down[:, 1] - down[:, 0]).tolist()
-        self.before = [0.0, *accumulate(self.lengths)]
-
-    def at(self, t: float) -> float:
-        last = bisect_right(self.begins, t) - 1
-        if last < 0:
-            return t
-        return t - self.before[last] - min(t - self.begins[last], self.lengths[last])
-
-    @property
-    def outages(self) -> list[Outage]:
-        return [Outage(self.at(t), seconds) for t, seconds in zip(self.begins, self.lengths, strict=True)]
-
-
-def _outages(down: Sequence[tuple[float, float]], spans: Sequence[Span]) -> Intervals:
-    """The times before a resume in which nothing of any pipeline ran."""
-    ran = union(np.array([span.t0 for span in spans]), np.array([span.t1 for span in spans]))
-    idle = without(join(ran, np.array(down)), ran)
-    return idle[idle[:, 1] - idle[:, 0] > _LEAST_OUTAGE]
 
 
 def _metrics_files(folder: Path, log: RunLog) -> Iterable[tuple[str, Path]]:
