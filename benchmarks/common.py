@@ -25,6 +25,10 @@ from rich.console import Console
 if find_spec("jigsawrl") is None:  # on a machine where nothing can be installed: from source
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from jigsawrl.processes import spin_briefly
+
+spin_briefly()  # for all sides: threads that spin while they wait take a busy machine's cores from each other
+
 Settings = dict[str, Any]
 
 CORES = len(os.sched_getaffinity(0))

@@ -11,6 +11,10 @@ end each request at its own length. Ours returns the log-prob of every token as 
 Each side is first tried with several settings (batch size, attention, cache, threads; the largest model with fewer
 of them) and is measured with its fastest. With --quick nothing is tried. Rounds alternate between the sides. Where a
 venv with vLLM is found, its CPU build gets the same requests and the ratio is reported; nothing is claimed about it.
+
+With --load N the two larger models are measured while N other processes spin on the same cores, and every side is
+tuned under that load. Each side may use one thread; ours may also have as many as there are free cores, which is what
+a run has by default.
 """
 
 from __future__ import annotations
@@ -19,14 +23,15 @@ import json
 import os
 import random
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from common import (
     CORES,
     SHAPES,
@@ -36,6 +41,7 @@ from common import (
     claim,
     clean_stdout,
     figure,
+    natural,
     report,
     say,
     shown,
@@ -43,6 +49,9 @@ from common import (
     tune,
     write_model,
 )
+
+# isort: split
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -50,12 +59,21 @@ from jigsawrl.engine.engine import Engine
 from jigsawrl.engine.types import Request, SampleKey, SamplingParams
 from jigsawrl.model.folder import load_model
 from jigsawrl.model.tokenizer import load_tokenizer
+from jigsawrl.pipeline.threads import LoadAwareThreads, read_cpu_times
 
 ROOT = Path(__file__).parent.parent
 SMOLLM2 = ROOT / "models" / "SmolLM2-135M-Instruct"
 VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 MAX_TOKENS, PROMPT_TOKENS = 256, (8, 64)
 LONGEST = MAX_TOKENS + PROMPT_TOKENS[1]
+BY_LOAD = "by load"
+"""As many threads as there are free cores, at any time."""
+REQUESTS = {"0.3M": 192, "10M": 128, "SmolLM2-135M": 32}
+ROUNDS = {"0.3M": 7, "10M": 3, "SmolLM2-135M": 2}
+QUICK_REQUESTS, QUICK_ROUNDS = {"0.3M": 128, "10M": 48}, {"0.3M": 2, "10M": 1}
+LOADED_REQUESTS, LOADED_ROUNDS = {"10M": 64, "SmolLM2-135M": 16}, {"10M": 5, "SmolLM2-135M": 3}
+QUICK_LOADED_REQUESTS, QUICK_LOADED_ROUNDS = {"10M": 32}, {"10M": 2}
+"""By model. On two cores beside four other processes everything takes five times as long."""
 MEDIAN_LENGTH, SIGMA = 41, 0.9
 """Of the log-normal; its mean, cut at MAX_TOKENS, is 60."""
 
@@ -95,11 +113,23 @@ class Side(Protocol):
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--no-vllm", action="store_true", help="leave vLLM out even where it is installed")
-    parser.add_argument("--only", choices=[*SHAPES, "SmolLM2-135M"], help="measure this model alone")
+    parser.add_argument("--only", choices=list(REQUESTS), help="measure this model alone")
+    parser.add_argument(
+        "--load",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="beside so many spinning processes; default: none",
+    )
     options = parser.parse_args()
-    requests = {"0.3M": 128, "10M": 48} if options.quick else {"0.3M": 192, "10M": 128, "SmolLM2-135M": 32}
-    rounds = {"0.3M": 2, "10M": 1} if options.quick else {"0.3M": 7, "10M": 3, "SmolLM2-135M": 2}
-    with clean_stdout() as console, tempfile.TemporaryDirectory(prefix="jigsawrl-bench-") as scratch:
+    requests, rounds = sizes(options)
+    if options.only not in (None, *requests):
+        parser.error(f"--only {options.only} is not among what is measured so: {', '.join(requests)}")
+    with (
+        clean_stdout() as console,
+        tempfile.TemporaryDirectory(prefix="jigsawrl-bench-") as scratch,
+        spinning(options.load),
+    ):
         models: dict[str, Any] = {}
         for name, count in requests.items():
             if options.only not in (None, name):
@@ -111,11 +141,14 @@ def main() -> None:
             else:
                 console.print(f"{name} is left out: no {SMOLLM2.relative_to(ROOT)} (jigsaw fetch smollm2)")
                 continue
-            work = make_work(folder, count, options, patient=name in SHAPES)
+            work = make_work(folder, count, options, patient=name in SHAPES and not options.load)
             models[name] = compare(work, rounds[name], options)
-        print_table(console, models)
+        print_table(console, models, options.load)
         lowest = min(model["speedup"]["median"] for model in models.values())
-        claims = {"speedup_vs_best_transformers": claim(lowest, at_least=2)}
+        if options.load:
+            claims = {"speedup_under_load": claim(lowest, at_least=1.5)}
+        else:
+            claims = {"speedup_vs_best_transformers": claim(lowest, at_least=2)}
         ratios = {n: m["ratio_to_vllm"] for n, m in models.items() if "ratio_to_vllm" in m}
         for name, ratio in ratios.items():
             console.print(f"{name}: {figure(ratio['median'])} times vLLM's tokens per second")
@@ -125,9 +158,31 @@ def main() -> None:
             options.seed,
             claims,
             quick=options.quick,
+            load=options.load,
             ratio_to_vllm=ratios or None,
             models=models,
         )
+
+
+def sizes(options: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """Requests and rounds of each model."""
+    if options.load:
+        quick = QUICK_LOADED_REQUESTS, QUICK_LOADED_ROUNDS
+        return quick if options.quick else (LOADED_REQUESTS, LOADED_ROUNDS)
+    return (QUICK_REQUESTS, QUICK_ROUNDS) if options.quick else (REQUESTS, ROUNDS)
+
+
+@contextmanager
+def spinning(count: int) -> Iterator[None]:
+    """Other processes that are always busy, on the same cores."""
+    spin = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(1_000_000))"
+    processes = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for each in processes:
+            each.kill()
+            each.wait()
 
 
 def make_work(folder: Path, count: int, options: Any, patient: bool) -> Work:
@@ -137,13 +192,14 @@ def make_work(folder: Path, count: int, options: Any, patient: bool) -> Work:
     for _ in range(count):
         prompts.append([rng.randrange(2, vocabulary) for _ in range(rng.randint(*PROMPT_TOKENS))])
         lengths.append(min(MAX_TOKENS, max(1, round(MEDIAN_LENGTH * rng.lognormvariate(0, SIGMA)))))
-    return Work(folder, prompts, lengths, thread_choices(options.threads), patient)
+    threads = thread_choices(options.threads)
+    return Work(folder, prompts, lengths, sorted(threads) if options.load else threads, patient)
 
 
 def compare(work: Work, rounds: int, options: Any) -> dict[str, Any]:
     """Every side at its best, in alternating rounds."""
     sides: list[Side] = [Ours(work), Generate(work), ContinuousBatching(work)]
-    if VLLM_PYTHON.exists() and not (options.quick or options.no_vllm):
+    if VLLM_PYTHON.exists() and not (options.quick or options.no_vllm or options.load):
         sides.append(Vllm(work))
     best: dict[str, Settings] = {}
     for side in sides:
@@ -186,7 +242,7 @@ class Ours:
         self.axes: Axes = {
             "max_num_seqs": (256, 64) if work.patient else (256,),
             "block_size": (16, 32) if work.patient else (16,),
-            "threads": work.threads,
+            "threads": work.threads if len(work.threads) == 1 else (BY_LOAD, 1),
         }
         self.work = work
         self.model = load_model(work.folder, torch.float32)
@@ -196,8 +252,13 @@ class Ours:
         self.runs = 0
 
     def seconds(self, settings: Settings) -> float:
-        torch.set_num_threads(settings["threads"])
+        by_load = settings["threads"] == BY_LOAD
+        if not by_load:
+            torch.set_num_threads(settings["threads"])
         if settings != self.settings or self.engine is None:
+            threads = LoadAwareThreads(CORES, read_cpu_times)
+            if by_load:
+                torch.set_num_threads(CORES)  # as a run begins
             sequences, block = settings["max_num_seqs"], settings["block_size"]
             together = min(sequences, len(self.work.prompts))
             self.engine = Engine(
@@ -206,6 +267,7 @@ class Ours:
                 num_blocks=together * -(-LONGEST // block),
                 block_size=block,
                 max_num_seqs=sequences,
+                on_pass=(lambda done: threads.adapt()) if by_load else None,
             )
             self.settings = settings
         self.runs += 1
@@ -407,9 +469,10 @@ class Vllm:
             self.process = None
 
 
-def print_table(console: Console, models: dict[str, Any]) -> None:
+def print_table(console: Console, models: dict[str, Any], load: int) -> None:
+    beside = f", beside {load} spinning processes" if load else ""
     table = Table(
-        title=f"useful tokens per second, mixed lengths, {CORES} cores",
+        title=f"useful tokens per second, mixed lengths, {CORES} cores{beside}",
         caption="medians over interleaved rounds, in brackets the quartiles",
     )
     for column in ("model", "requests", "lengths", "side", "tokens/s", "settings"):

@@ -14,6 +14,10 @@ the judged workload, which come from all of its steps. Waits for tools do not fo
 they are those of the fitted half, in the second what the workload states as its tools' seconds, and the errors with
 the logged waits are given beside them. Claims are means of the absolute relative error of a step's seconds over steps
 and then over workloads. It takes a quarter of a minute, with --quick too.
+
+With `--logs` it also judges the commands on verl's console logs (`fitted_logs.py`): `jigsaw fit` on the first half of
+each log, `jigsaw simulate` with the profile that this writes, and the seconds of a step held against the second half.
+Logs of fewer than four steps, and those that cannot be fitted, are named and left out.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common import arguments, claim, clean_stdout, figure, report
+from fitted_logs import Halved, halve_logs, halves_table
 from rich.table import Table
 
 from jigsawrl.errors import JigsawError
@@ -39,6 +44,7 @@ from jigsawrl.graph.traces import LoggedStep, Trace, read_traces
 TRACES = Path(__file__).resolve().parent.parent.parent / "shared" / "traces"
 BUILT_IN = "h100-traces"
 SAME, OTHER = 0.10, 0.20
+HALVES, WORST_HALVES = 0.08, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,28 +212,51 @@ def mean(rows: Sequence[Judged], stage: str = "step") -> float:
     return statistics.fmean(row.errors[stage] for row in rows if stage in row.errors)
 
 
+def claims_of(halved: Sequence[Halved]) -> dict[str, dict[str, object]]:
+    if not halved:
+        return {}
+    return {
+        "fit_then_simulate_error": claim(statistics.fmean(row.error for row in halved), at_most=HALVES),
+        "fit_then_simulate_error_worst": claim(max(row.error for row in halved), at_most=WORST_HALVES),
+    }
+
+
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("folder", nargs="?", type=Path, help="of traces; ../shared/traces if not given")
+    parser.add_argument(
+        "--logs",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="PATH",
+        help="verl's console logs, or folders of them",
+    )
     options = parser.parse_args()
     folder: Path = options.folder or TRACES
     with clean_stdout() as console:
-        if not folder.is_dir():
+        lacking = [path for path in options.logs if not path.exists()]
+        if lacking:
+            print(f"{lacking[0]}: there is no such log or folder", file=sys.stderr)
+            return 2
+        judges_traces = folder.is_dir() or options.folder is not None or not options.logs
+        if judges_traces and not folder.is_dir():
             print(f"{folder}: there is no such folder; give one with traces", file=sys.stderr)
             return 2
         try:
-            traces = read_traces(folder)
+            traces = read_traces(folder) if judges_traces else ()
             kinds = {trace.hardware or "h100" for trace in traces}
-            hardware = hardware_named(min(kinds))
+            hardware = hardware_named(min(kinds, default="h100"))
         except JigsawError as error:
             print(error, file=sys.stderr)
             return 2
         same = same_workload(traces, hardware)
         other, alone = other_workload(traces, hardware)
-        console.print(
-            "Predicted/logged seconds, means over the judged steps, and mean absolute relative errors."
-        )
-        console.print(table("First half of the steps -> second half", same))
+        if same:
+            console.print(
+                "Predicted/logged seconds, means over the judged steps, and mean absolute relative errors."
+            )
+            console.print(table("First half of the steps -> second half", same))
         if other:
             console.print(table("Other workloads of the same model -> all steps", other))
         if alone:
@@ -246,16 +275,28 @@ def main() -> int:
                 console.print(
                     f"{name} workload, by stage: {stages}; step with the waits for tools known {known:.1%}"
                 )
+        halved, left_out = halve_logs(options.logs, options.seed)
+        claims |= claims_of(halved)
+        if halved:
+            console.print(halves_table(halved))
+            constant = statistics.fmean(row.constant_error for row in halved)
+            console.print(
+                f"mean {statistics.fmean(row.error for row in halved):.1%}, constant {constant:.1%}"
+            )
+        for name, reason in left_out.items():
+            console.print(f"left out: {name}: {reason}", highlight=False)
         report(
             console,
             "trace_fidelity",
             options.seed,
             claims,
-            folder=folder.name,
+            folder=folder.name if judges_traces else None,
             workloads=len(traces),
             same_workload=[row.as_json() for row in same],
             other_workload=[row.as_json() for row in other],
             other_model=[row.as_json() for row in alone],
+            fit_then_simulate=[row.as_json() for row in halved],
+            logs_left_out=left_out,
         )
     return 0
 

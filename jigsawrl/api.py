@@ -15,6 +15,7 @@ from jigsawrl.config import RunConfig
 from jigsawrl.config.runfile import anchor_paths, checked
 from jigsawrl.config.runfolder import check_run_folder
 from jigsawrl.errors import JigsawError
+from jigsawrl.processes import spin_briefly
 from jigsawrl.surface import in_python
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def train(
             "train() was called while another process imported its file, for the reward function in it;\n"
             'put the call under: if __name__ == "__main__":'
         )
+    spin_briefly()
     data = copy.deepcopy(settings)
     data["model"] = _section(model)
     data["task"] = _section(task, kind="data")

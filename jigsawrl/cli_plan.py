@@ -205,9 +205,9 @@ def compare(
 
 
 def fit(
-    source: Annotated[
-        Path,
-        typer.Argument(metavar="FOLDER", help="A folder of traces or of verl's console logs, or one log."),
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER ...", help="Folders of traces or of verl's console logs, or logs."),
     ],
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to; if not given, NAME.json.")
@@ -223,29 +223,36 @@ def fit(
 ) -> None:
     """Turn logs of your own runs into a profile, to plan with.
 
-    The profile holds their lengths and what they cost on this hardware, and no data of theirs.
+    The profile holds their lengths and what they cost on this hardware, and no data of theirs. The output says what
+    was believed of every log, and warns of what is hard to believe; a log that cannot be used is named and left out.
     """
     from jigsawrl.config.messages import require
-    from jigsawrl.graph.fit import fit_folder
+    from jigsawrl.graph.fit import fit_traces
     from jigsawrl.graph.hardware import HARDWARE
     from jigsawrl.graph.profile import write_profile
+    from jigsawrl.graph.runs import read_runs
     from jigsawrl.simulator.fitted import judge
 
     if hardware is not None:
         require("--hardware", hardware.lower(), list(HARDWARE))
-    whole = Path(os.path.abspath(source))
-    name = name or (whole.stem if source.is_file() else whole.name) or "profile"
+    name = name or _named_after(sources)
     target = out or Path(f"{name}.json")
     refuse_to_overwrite(target)
     with _progress() as say:
-        say(f"reading {source}")
-        profile = fit_folder(source, hardware, name)
-        workloads = judge(profile, source)
+        say(f"reading {', '.join(map(str, sources[:3]))}")
+        traces, left_out = read_runs(*sources)
+        profile = fit_traces(traces, name, f"measured runs in {name}", hardware)
+        workloads = judge(profile, traces, hardware is not None)
     write_profile(profile, target)
+    for each in workloads:
+        for warning in each.warnings:
+            print(f"warning: {each.name}: {_on_one_line(warning)}", file=sys.stderr)
+    for reason in left_out:
+        print(f"left out: {_on_one_line(reason)}", file=sys.stderr)
     if as_json:
         found = {each.name: each.as_dict() for each in workloads}
         said = {"profile": str(target.absolute()), "name": name, "hardware": profile.hardware.name}
-        print(json.dumps({**said, "workloads": found}))
+        print(json.dumps({**said, "workloads": found, "left_out": left_out}))
         return
     from rich.console import Console
 
@@ -253,6 +260,8 @@ def fit(
 
     console = Console()
     console.print(FittedTable(profile, workloads))
+    for each in workloads:
+        print(f"{each.name}:\n  {each.read}")
     console.print(
         f"written to {target}; use it with: jigsaw simulate FILE --profile {target}", highlight=False
     )
@@ -261,6 +270,20 @@ def fit(
         highlight=False,
         style="dim",
     )
+
+
+def _named_after(sources: list[Path]) -> str:
+    """A profile's name: that of the folder or log, or of the folder that several are in."""
+    whole = Path(os.path.abspath(sources[0]))
+    if len(sources) > 1:
+        whole = Path(os.path.commonpath([os.path.abspath(source.parent) for source in sources]))
+    elif sources[0].is_file():
+        whole = whole.with_name(Path(whole.name.removesuffix(".gz")).stem)
+    return whole.name or "profile"
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _scene(

@@ -47,6 +47,10 @@ FILES = (
     ("mine_qwen3-4b.log", LOG),
     ("torn/qwen3-4b.log", STEP.format(step=1, gen=59)[:60]),
     ("empty/qwen3-4b.log", ""),
+    ("logs/async_qwen3-4b.log", LOG.replace("gen:", "wait_prev_gen:1.0 - timing_s/gen:")),
+    ("logs/notes.txt", "no log\n"),
+    ("logs/odd_qwen3-4b.log", LOG.replace("gen:61", "gen:nan").replace("gen:62", "gen:0.5")),
+    ("logs/two_qwen3-4b.log", LOG + LOG),
     ("notes.json", "{}\n"),
     ("kept/notes.txt", "mine\n"),
     ("nested.yaml", "pipelines: {a: {run: pair.yaml}}\n"),
@@ -225,13 +229,26 @@ TORN = {
     "torn": Case("fit torn", 2, "", None),
     "empty": Case("fit empty --json", 2, "", None),
 }
+DOUBTED = {
+    "doubted": Case("fit logs --out doubted.json", 0, "", None),
+    "several": Case(
+        "fit mine_qwen3-4b.log logs/two_qwen3-4b.log logs/notes.txt nowhere --name several", 0, "", None
+    ),
+    "doubted as json": Case("fit logs --out doubted.json --json", 0, "", None),
+}
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     cases = {
         f"{kind}: {name}": case
-        for kind, group in (("refused", REFUSED), ("done", DONE), ("help", HELP), ("torn", TORN))
+        for kind, group in (
+            ("refused", REFUSED),
+            ("done", DONE),
+            ("help", HELP),
+            ("torn", TORN),
+            ("doubted", DOUBTED),
+        )
         for name, case in group.items()
     }
     return outcomes_of(cases, FILES, tmp_path_factory, without_torch(tmp_path_factory))
@@ -368,6 +385,47 @@ def test_a_fit_says_how_far_it_is_off(outcomes: dict[str, Outcome]) -> None:
     assert set(stages) == {"rollout", "log-probs", "update"}
     assert stages["log-probs"]["logged"] == pytest.approx(30.4)
     assert all(stage["error"] < 0.2 for stage in stages.values())
+
+
+def test_a_fit_says_what_it_believed_of_every_log(outcomes: dict[str, Outcome]) -> None:
+    believed = "read 3 of 3 steps, 1,024 sequences, tp 2 assumed, 8 GPUs, "
+    assert f"mine_qwen3-4b:\n  {believed}h100 assumed\n" in outcomes["done: fit"].stdout
+    found = result("fit as json", outcomes)
+    workload = found["workloads"]["mine_qwen3-4b"]
+    assert (workload["read"], workload["warnings"], found["left_out"]) == (f"{believed}h200", [], [])
+
+
+def test_a_fit_warns_of_what_is_hard_to_believe_and_leaves_out_what_cannot_be_used(
+    outcomes: dict[str, Outcome],
+) -> None:
+    outcome = outcomes["doubted: doubted"]
+    assert (outcome.code, outcome.written) == (0, {"doubted.json"})
+    said = outcome.stderr.splitlines()
+    for start, reason in (
+        ("left out: logs/async_qwen3-4b.log", "asynchronous trainer (its steps log timing_s/wait_prev_gen)"),
+        ("left out: logs/notes.txt", "is a step"),
+        (
+            "warning: odd_qwen3-4b",
+            "left out 1 of 3 steps: logs/odd_qwen3-4b.log, line 2: timing_s/gen is nan",
+        ),
+        ("warning: odd_qwen3-4b", "only 2 usable steps"),
+        ("warning: two_qwen3-4b-2", "holds 2 runs"),
+    ):
+        assert any(line.startswith(start) and reason in line for line in said), (start, reason)
+    assert "read 2 of 3 steps" in outcome.stdout
+    document = json.loads(outcomes["doubted: doubted as json"].stdout)
+    assert set(document["workloads"]) == {"odd_qwen3-4b", "two_qwen3-4b-1", "two_qwen3-4b-2"}
+    assert len(document["left_out"]) == 2
+    assert len(document["workloads"]["odd_qwen3-4b"]["warnings"]) >= 2
+
+
+def test_several_logs_become_one_profile(outcomes: dict[str, Outcome]) -> None:
+    outcome = outcomes["doubted: several"]
+    assert (outcome.code, outcome.written) == (0, {"several.json"})
+    workloads = load_profile(outcome.folder / "several.json").workloads
+    assert set(workloads) == {"mine_qwen3-4b", "two_qwen3-4b-1", "two_qwen3-4b-2"}
+    assert "left out: logs/notes.txt" in outcome.stderr
+    assert "left out: nowhere: there is no such folder or log" in outcome.stderr
 
 
 @pytest.mark.parametrize(("name", "start"), [("torn", "torn/qwen3-4b.log"), ("empty", "empty/qwen3-4b.log")])

@@ -270,7 +270,8 @@ class RunConfig(Settings):
     workers: Count = 1
     """Data-parallel worker processes."""
     threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
-    """CPU threads per worker; null: cores / workers. With deterministic: true each worker computes with one."""
+    """CPU threads per worker; null: cores / workers, fewer while other processes keep cores busy. With deterministic:
+    true each worker computes with one."""
     model: ModelConfig = ModelConfig()
     """The model to train."""
     task: TaskConfig
@@ -294,7 +295,7 @@ class RunConfig(Settings):
 
     @property
     def thread_limit(self) -> int | None:
-        """Most CPU threads of a worker; None: all of its cores. Sums cut for more threads round differently."""
+        """CPU threads of a worker, if their number is fixed. Sums cut for more threads round differently."""
         return 1 if self.deterministic else self.threads
 
     def to_dict(self) -> dict[str, Any]:

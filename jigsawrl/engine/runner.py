@@ -21,7 +21,8 @@ from jigsawrl.engine.attention import (
 )
 from jigsawrl.engine.mixed import Adapters, mixed
 from jigsawrl.engine.scheduler import Scheduled
-from jigsawrl.model.lora import linears
+from jigsawrl.model.cpu import onednn_linear, prefers_onednn
+from jigsawrl.model.lora import LinearOp, linears
 from jigsawrl.model.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Runner:
         """By the number of the owner whose rows they are for."""
         self.beside: dict[int, Adapters] = {}
         """Those of them that the model does not apply by itself."""
-        self.linear = tiled_linear if deterministic else F.linear
+        self.linear = tiled_linear if deterministic else fastest_linear(model)
         longest = padded_lengths(np.array([model.spec.max_positions]), block_size)
         width = int(longest[0]) // block_size
         self.tables = np.zeros((max_num_seqs, width), dtype=np.int64)
@@ -245,6 +246,12 @@ class Runner:
             queries = torch.arange(context, context + item.tokens, device=device).unsqueeze(1)
             mask = torch.arange(context + item.tokens, device=device).unsqueeze(0) <= queries
         return Chunk(start, end, context, torch.tensor(sequence.blocks, device=device), mask)
+
+
+def fastest_linear(model: Transformer) -> LinearOp:
+    """The product for passes that may round differently from one batch to the next."""
+    onednn = model.device.type == "cpu" and model.dtype == torch.float32 and prefers_onednn()
+    return onednn_linear if onednn else F.linear
 
 
 def tiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -22,12 +22,9 @@ from jigsawrl.graph.hardware import Hardware, hardware_named
 from jigsawrl.graph.predict import STAGES, StepWork, stage_seconds
 from jigsawrl.graph.profile import Profile, Workload, quantiles
 from jigsawrl.graph.rollout import rollout_passes
+from jigsawrl.graph.runs import read_runs
 from jigsawrl.graph.shape import ModelShape
-from jigsawrl.graph.traces import INDEX, LoggedStep, Trace, read_traces
-from jigsawrl.graph.verl_log import read_verl_log
-
-LOGS = (".log", ".txt", ".out", ".jsonl")
-MOST_LOGS = 1000
+from jigsawrl.graph.traces import LoggedStep, Trace
 
 GENERATION_FIXED = 1.2
 """Seconds at a generation's start and end: what verl's log has besides its slowest sequence."""
@@ -51,28 +48,9 @@ def fit_folder(
     The hardware is what the runs say, if not told; name and source of the profile are the folder's.
     """
     folder = Path(folder)
-    traces = read_runs(folder)
+    traces, _ = read_runs(folder)
     called = folder.stem if folder.is_file() else folder.absolute().name
     return fit_traces(traces, name or called, source or f"measured runs in {called}", hardware)
-
-
-def read_runs(source: Path) -> tuple[Trace, ...]:
-    """The runs in a folder, or in one log."""
-    if source.is_file():
-        return (read_verl_log(source),)
-    if not source.is_dir():
-        raise JigsawError(f"{source}: there is no such folder or log")
-    if (source / INDEX).exists():
-        return read_traces(source)
-    logs = sorted(each for each in source.iterdir() if each.suffix in LOGS and each.is_file())
-    if not logs:
-        raise JigsawError(
-            f"{source}: holds neither {INDEX} nor logs (files that end in {', '.join(LOGS)});\n"
-            f"give a folder with measured runs, or one of verl's console logs"
-        )
-    if len(logs) > MOST_LOGS:
-        raise JigsawError(f"{source}: holds {len(logs):,} logs; give at most {MOST_LOGS:,} at a time")
-    return tuple(map(read_verl_log, logs))
 
 
 def fit_traces(traces: Sequence[Trace], name: str, source: str, hardware: str | None = None) -> Profile:
@@ -113,7 +91,7 @@ def work_of(trace: Trace, step: LoggedStep, tool_wait: float | None = None) -> S
         turns=step.turns,
         tool_wait=step.tool_wait if tool_wait is None else tool_wait,
         max_tokens=trace.max_tokens,
-        first=step.step == 1,
+        first=step.first,
         old_logprobs=step.old_log_prob is not None,
         reference=step.ref is not None,
     )
@@ -313,7 +291,7 @@ def _with_warmup(costs: Costs, traces: Sequence[Trace]) -> Costs:
     extra: dict[str, list[float]] = {}
     for trace in traces:
         for step in trace.steps:
-            if step.step != 1 or len(trace.steps) < 2:
+            if not step.first or len(trace.steps) < 2:
                 continue
             predicted = stage_seconds(costs, replace(work_of(trace, step), first=False))
             for stage in STAGES:
@@ -325,8 +303,8 @@ def _with_warmup(costs: Costs, traces: Sequence[Trace]) -> Costs:
 
 
 def _settled(trace: Trace) -> list[LoggedStep]:
-    """Steps after the first, which warms up, if there are any."""
-    return [step for step in trace.steps if step.step != 1] or list(trace.steps)
+    """Steps that do not warm up, if there are any."""
+    return [step for step in trace.steps if not step.first] or list(trace.steps)
 
 
 def _samples(traces: Sequence[Trace], stage: str) -> tuple[Floats, Floats, Floats, Floats]:
@@ -361,7 +339,8 @@ def _besides(step: LoggedStep) -> float | None:
 
 
 def _workload(trace: Trace, costs: Costs) -> Workload:
-    steps = trace.steps
+    """What the run goes on to do: what its steps did, apart from the first, before which nothing was trained."""
+    steps = _settled(trace)
 
     def mean(value: Callable[[LoggedStep], float]) -> float:
         return statistics.fmean(map(value, steps))

@@ -67,8 +67,8 @@ def model_named(name: str, where: str, how: str = _HOW) -> ModelShape:
 
     A family that is not known but whose size the name tells gets the shape that dense models of this size have.
     """
-    text = re.sub(r"[_\s/]+", "-", name.lower())
-    if _MIXTURE.search(text):
+    text = _normal(name)
+    if is_mixture(name):
         raise JigsawError(
             f"{where}: {name!r} reads like a mixture of experts, which has no dense shape; {how}"
         )
@@ -82,6 +82,11 @@ def model_named(name: str, where: str, how: str = _HOW) -> ModelShape:
     if sizes_told := _sizes(text):
         return dense(_billions(sizes_told[-1]), f"dense-{sizes_told[-1]}")
     raise JigsawError(f"{where}: cannot tell the model's size from {name!r}; {how}")
+
+
+def is_mixture(name: str) -> bool:
+    """Whether a model's name reads like a mixture of experts."""
+    return _MIXTURE.search(_normal(name)) is not None
 
 
 def model_given(value: Any, where: str) -> ModelShape:
@@ -122,6 +127,10 @@ def dense(billions: float, name: str) -> ModelShape:
 
     hidden = max(64, round(between(2) / 64) * 64)
     return _shape(name, (billions, round(between(1)), hidden, 8, 128 if hidden >= 1024 else 64))
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[_\s/]+", "-", name.lower())
 
 
 def _sizes(text: str) -> list[str]:

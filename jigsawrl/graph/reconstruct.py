@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 MOST_SEQUENCES = 1_000_000
+HALVINGS = 24
+"""Of the intervals in which the spread and the middle are looked for: lengths are whole numbers."""
 
 
 def reconstructed_lengths(
@@ -23,16 +26,17 @@ def reconstructed_lengths(
     longest = max(1.0, longest)
     shortest = min(max(0.0, shortest), longest)
     mean = min(max(mean, shortest), longest)
-    normal = NormalDist()
-    scores = np.array([normal.inv_cdf((i + 0.5) / count) for i in range(count)])
+    scores = _scores(count)
     rank = min(max(1 - clipped, 0.5 / count), 1 - 0.5 / count)
 
     def drawn(middle: float, sigma: float) -> NDArray[np.float64]:
-        return np.clip(np.exp(np.clip(middle + sigma * scores, -20.0, 40.0)), max(shortest, 1e-9), longest)
+        values = np.exp(np.minimum(middle + sigma * scores, 40.0))
+        bounded: NDArray[np.float64] = np.minimum(np.maximum(values, shortest), longest)
+        return bounded
 
     def with_mean(sigma: float) -> NDArray[np.float64]:
         low, high = np.log(max(shortest, 1.0)) - 8 * sigma - 1, np.log(longest) + 8 * sigma + 1
-        for _ in range(50):
+        for _ in range(HALVINGS):
             middle = (low + high) / 2
             if drawn(middle, sigma).mean() < mean:
                 low = middle
@@ -43,7 +47,7 @@ def reconstructed_lengths(
     # A wider spread at the same mean lifts the sequence at this rank until it touches the longest.
     low, high = 0.01, 3.0
     at = min(count - 1, max(0, int(rank * count)))
-    for _ in range(30):
+    for _ in range(HALVINGS):
         sigma = (low + high) / 2
         if with_mean(sigma)[at] < longest:
             low = sigma
@@ -69,3 +73,10 @@ def reconstructed_lengths(
         lengths[0] = mean
     shuffled: NDArray[np.float64] = np.random.default_rng(count).permutation(np.rint(lengths))
     return shuffled
+
+
+@lru_cache(maxsize=4)
+def _scores(count: int) -> NDArray[np.float64]:
+    """Quantiles of a normal distribution."""
+    normal = NormalDist()
+    return np.array([normal.inv_cdf((i + 0.5) / count) for i in range(count)])

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,8 @@ class LoggedStep:
     """Of the whole step."""
     reconstructed: bool = False
     """Whether the lengths were made up from their mean, maximum and clipped share."""
+    first: bool = False
+    """Whether its trainer had just started: such a step warms up."""
 
     @property
     def mean_length(self) -> float:
@@ -121,10 +124,17 @@ class Trace:
     """Part of a device's memory that the engine got, weights included."""
     offloaded: bool = False
     """Whether parameters and optimizer state stayed in host memory between uses."""
+    found: int = 0
+    """Steps that were logged, with those that could not be used."""
+    assumed: frozenset[str] = frozenset()
+    """What nothing in the log tells: "gpus", "tp"."""
+    doubts: tuple[str, ...] = ()
+    """What does not add up, or was left out."""
 
     @property
     def sequences(self) -> int:
-        return len(self.steps[0].lengths)
+        """In a step, on the median."""
+        return int(median(len(step.lengths) for step in self.steps))
 
 
 def read_traces(folder: Path) -> tuple[Trace, ...]:
@@ -214,6 +224,7 @@ def _trace(folder: Path, path: Path, name: str, entry: Any) -> Trace:
         stated_tool_seconds=sum(tools.values()) / max(1, len(tools)),
         memory_share=_number(entry, "gpu_memory_utilization", where, 1.0) or MEMORY_SHARE,
         offloaded=bool(entry.get("param_offload", OFFLOADED)),
+        found=len(raw),
     )
 
 
@@ -277,6 +288,7 @@ def logged_step(
         other=sum(each for each in rest if each is not None),
         seconds=whole,
         reconstructed=made_up,
+        first=number == 1,
     )
 
 

@@ -1,192 +1,271 @@
 """Reads verl's console logs as they are.
 
-A step is a line `step:7 - timing_s/gen:59.0 - response_length/mean:290.1 - ...`, behind whatever Ray or a
-terminal put before it, with plain numbers or numpy's; some versions break it before each " - ". verl's own
-JSON-lines log holds the same. The settings printed at the start, or the command line, tell the model and the sizes
-where they are there. Single lengths are not in a log: they are made up from mean, maximum and clipped share, and
-marked so.
+A step is a line `step:7 - timing_s/gen:59.0 - response_length/mean:290.1 - ...`, with plain numbers or numpy's; some
+versions break it before each " - ". verl's own JSON-lines log holds the same. A log may hold several runs, one after
+another; a run that was stopped and resumed is one. Single lengths are not in a log: they are made up from mean,
+maximum and clipped share, and marked so. Only logs of synchronous trainers can be read: where rollouts and updates
+overlap, the seconds in a log do not add up to steps.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.graph.known_models import model_named
-from jigsawrl.graph.shape import ModelShape
-from jigsawrl.graph.traces import LoggedStep, Trace, limit_above, logged_step, workers
+from jigsawrl.graph.log_lines import LogLine, LogLines
+from jigsawrl.graph.verl_settings import Settings
 
-MOST_LINE = 2**20
-MOST_STEPS = 200_000
-SETTING_LINES = 20_000
-"""Settings are looked for so far into the log."""
+MOST_STEPS = 100_000
+MOST_TIMES = 8
+"""How often one step is kept if it is logged again and again."""
+NEEDED = (
+    "response_length/mean",
+    "prompt_length/mean",
+    "perf/total_num_tokens",
+    "timing_s/gen",
+    "timing_s/old_log_prob",
+    "timing_s/ref",
+    "timing_s/update_actor",
+    "timing_s/step",
+)
+"""What tells of a step. A line that lacks one of these while most steps have it was cut off."""
+OPTIONAL = (
+    "response_length/max",
+    "response_length/min",
+    "response_length/clip_ratio",
+    "num_turns/mean",
+    "timing_s/agent_loop/tool_calls/mean",
+    "timing_s/update_weights",
+    "timing_s/reward",
+    "timing_s/values",
+    "timing_s/adv",
+    "timing_s/update_critic",
+)
+"""What is left out alone where it makes no sense."""
+_KEPT = frozenset(
+    (
+        *NEEDED,
+        *OPTIONAL,
+        "timing_s/generate_sequences",
+        "timing_s/ref_log_prob",
+        "perf/time_per_step",
+        "perf/throughput",
+    )
+)
 
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_PREFIX = re.compile(r"^\s*>?\s*(\([^()]*\bpid=\d+[^()]*\)\s*)?")
-_STEP = re.compile(r"(?<![\w/.-])step:\s*(\d+)(?=\s+-\s|\s*$)")
+_STEP = re.compile(r"(?<![\w/.-])step:\s*(\d{1,12})(?=\s+-\s+\S+:)")
+_STEP_ALONE = re.compile(r"\s*step:\s*(\d{1,12})\s*$")
 _NUMBER = re.compile(
     r"^(?:(?:np|numpy|torch)\.)?(?:float\d*|u?int\d*|bool_?|tensor)?\(?\s*([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+|nan|inf(?:inity)?))"
     r"(?:,[^)]*)?\)?$",
     re.IGNORECASE,
 )
-_REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
-_SETTING = re.compile(
-    r"(?<![\w])['\"]?(?:[\w.+]*\.)?(path|n|train_batch_size|tensor_model_parallel_size|n_gpus_per_node|nnodes|"
-    r"max_response_length|gpu_memory_utilization|param_offload)['\"]?\s*[:=]\s*['\"]?([^\s,'\"}\]]+)"
+_BETWEEN = re.compile(r"\s+-\s+")
+_ASYNC_PROCESS = re.compile(r"FullyAsync|OneStepTaskRunner|OneStepOff")
+_ASYNC_METRIC = re.compile(
+    r"fully_async/|timing_s/(?:wait_prev_gen|generate_async|sync_rollout_weights|param_sync)$"
 )
 
+Metrics = dict[str, Any]
 
-def read_verl_log(path: Path) -> Trace:
-    """One run, named after its file."""
-    found: dict[int, tuple[int, dict[str, Any]]] = {}
-    settings: dict[str, list[str]] = {}
-    current: dict[str, Any] | None = None
-    last_line, ended = 0, True
-    for number, line, whole in _lines(path):
-        last_line, ended = number, whole
-        step = _from_json(line) or _from_line(line)
-        if step is not None:
-            current = step[1]
-            found[step[0]] = number, current
-            if len(found) > MOST_STEPS:
-                raise JigsawError(f"{path}, line {number}: more than {MOST_STEPS:,} steps; cut the log")
-        elif current is not None and line.startswith("- "):
-            current.update(_metrics(line[2:]))
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """One line of metrics."""
+
+    line: int
+    metrics: Metrics
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of verl's trainer in a log."""
+
+    line: int
+    """Where it begins."""
+    settings: Settings = field(default_factory=Settings)
+    steps: dict[int, list[Logged]] = field(default_factory=dict)
+    """The lines of each step: more than one where a step was repeated, or its metrics were logged in parts."""
+    launches: set[int] = field(default_factory=set)
+    """Steps that were the first after the trainer had started."""
+    asynchronous: str | None = None
+    """What in the log shows that the trainer is asynchronous, if anything does."""
+
+    @property
+    def last(self) -> int:
+        return next(reversed(self.steps), 0)
+
+    def add(self, step: int, logged: Logged) -> None:
+        lines = self.steps.setdefault(step, [])
+        if len(lines) < MOST_TIMES:
+            lines.append(logged)
+
+    def resumes(self, earlier: Run) -> bool:
+        """Whether this goes on with the run before it, and does not begin another."""
+        first, alike = next(iter(self.steps)), bool(self.asynchronous) == bool(earlier.asynchronous)
+        return first > 1 and alike and not self.settings.contradicts(earlier.settings)
+
+    def join(self, later: Run) -> None:
+        for step, lines in later.steps.items():
+            if step not in self.steps:
+                self.launches |= {step} & later.launches
+            for each in lines:
+                self.add(step, each)
+        self.asynchronous = self.asynchronous or later.asynchronous
+
+
+def read_runs_in(path: Path) -> tuple[list[Run], str | None]:
+    """The runs in a log, in order, and why it breaks off, if it does."""
+    lines = LogLines(path)
+    reader = _Reader(path)
+    for line in lines:
+        reader.read(line)
+    if reader.line == 0:
+        raise JigsawError(f"{path}: {lines.damage or 'is empty'}")
+    runs: list[Run] = []
+    for each in reader.runs:
+        if not each.steps:
+            continue
+        each.asynchronous = each.asynchronous or each.settings.asynchronous
+        if runs and each.resumes(runs[-1]):
+            runs[-1].join(each)
         else:
-            current = None
-            if number <= SETTING_LINES:
-                for key, value in _SETTING.findall(line):
-                    if len(settings.setdefault(key, [])) < 50:
-                        settings[key].append(value)
-    if last_line == 0:
-        raise JigsawError(f"{path}: is empty")
-    if not found:
+            runs.append(each)
+    if not runs:
+        why = f"; {lines.damage}" if lines.damage else ""
         raise JigsawError(
-            f"{path}: none of its {last_line:,} lines is a step such as 'step:1 - timing_s/gen:59.0 - ...';\n"
+            f"{path}: none of its {reader.line:,} lines is a step such as 'step:1 - timing_s/gen:59.0 - ...'{why};\n"
             f"log with trainer.logger=['console']"
         )
-    if not ended and len(found) > 1:  # a run that still writes, or was killed
-        found = {step: each for step, each in found.items() if each[0] != last_line}
-    model = _model(path, settings)
-    expected = _sequences(settings)
-    steps: list[LoggedStep] = []
-    for step_number, (line_number, metrics) in sorted(found.items()):
-        where = f"{path}, line {line_number}"
-        logged = logged_step(_relevant(metrics), step_number, None, expected, None, where)
-        if logged is not None:
-            steps.append(logged)
-    if not steps:
-        line_number = next(iter(found.values()))[0]
-        raise JigsawError(
-            f"{path}, line {line_number}: no step has timing_s/gen or timing_s/step together with\n"
-            f"response_length/mean and a number of sequences (data.train_batch_size and rollout.n, or "
-            f"perf/total_num_tokens and prompt_length/mean)"
-        )
-    count = workers(metrics for _, metrics in found.values())
-    count = count or _largest(settings, "n_gpus_per_node", 8) * _largest(settings, "nnodes", 1)
-    longest = max(float(step.lengths.max()) for step in steps)
-    return Trace(
-        name=path.name.split(".log")[0].removesuffix(path.suffix) or path.name,
-        model=model,
-        samples=_largest(settings, "n", 1),
-        gpus=count,
-        tp=min(count, _largest(settings, "tensor_model_parallel_size", min(2, count))),
-        max_tokens=_largest(settings, "max_response_length", 0) or limit_above(longest),
-        steps=tuple(steps),
-        memory_share=_share(settings),
-        offloaded="true" in [value.lower() for value in settings.get("param_offload", [])],
-    )
+    return runs, lines.damage
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str, bool]]:
-    """Number, text without colours and prefix, and whether the line has its end. Never holds more than a line."""
+class _Reader:
+    """Divides the lines of a log among runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.line = 0
+        self.runs = [Run(1)]
+        self._coming = Settings()
+        """Of a run that may follow."""
+        self._steps = 0
+        self._broken: tuple[str, int, Metrics | None] | None = None
+        """A step whose metrics follow, one on a line: its process, its number, and those that came."""
+
+    def read(self, line: LogLine) -> None:
+        self.line = line.number
+        run = self.runs[-1]
+        if run.asynchronous is None and _ASYNC_PROCESS.match(line.source):
+            if run.steps:
+                run = Run(line.number)
+                self.runs.append(run)
+            run.asynchronous = f"it has a process {line.source.split()[0]}"
+        steps = _steps(line)
+        for number, metrics in steps:
+            if not all(key.startswith("val") for key in metrics):  # validation, apart from any step
+                self._add(number, metrics, line.number)
+        if steps:
+            self._broken = None
+        elif found := _STEP_ALONE.match(line.text):
+            self._broken = line.source, int(found[1]), None
+        elif not self._goes_on(line):
+            self._read_settings(line)
+
+    def _goes_on(self, line: LogLine) -> bool:
+        if self._broken is None:
+            return False
+        source, number, metrics = self._broken
+        text = line.text.lstrip()
+        if source != line.source or not text.startswith("- "):
+            self._broken = None
+            return False
+        if metrics is None:
+            metrics = self._add(number, {}, line.number)
+            self._broken = source, number, metrics
+        if line.ended:
+            metrics.update(self._kept(_metrics(text[2:])))
+        return True
+
+    def _read_settings(self, line: LogLine) -> None:
+        run = self.runs[-1]
+        if not run.steps:
+            run.settings.read(line)
+            return
+        self._coming.read(line)
+        if self._coming:
+            self.runs.append(Run(line.number, self._coming))
+            self._coming = Settings()
+
+    def _kept(self, metrics: Metrics) -> Metrics:
+        run = self.runs[-1]
+        if run.asynchronous is None:
+            shows = next(filter(_ASYNC_METRIC.match, metrics), None)
+            run.asynchronous = f"its steps log {shows}" if shows else None
+        return {key: value for key, value in metrics.items() if key in _KEPT}
+
+    def _add(self, number: int, metrics: Metrics, line: int) -> Metrics:
+        """Takes a line of metrics to a step, and says which were kept."""
+        run = self.runs[-1]
+        if run.steps and number < run.last:
+            run = Run(line, run.settings)
+            self.runs.append(run)
+        run.settings.close()
+        if not run.steps and (run.settings or number <= 1):
+            run.launches.add(number)
+        self._steps += number not in run.steps
+        if self._steps > MOST_STEPS:
+            raise JigsawError(f"{self.path}, line {line}: more than {MOST_STEPS:,} steps; cut the log")
+        kept = self._kept(metrics)
+        run.add(number, Logged(line, kept))
+        return kept
+
+
+def _steps(line: LogLine) -> list[tuple[int, Metrics]]:
+    """The numbers and metrics of the steps on a line."""
+    text = line.text
+    if text.lstrip().startswith('{"'):
+        return _from_json(text)
+    if "step:" not in text:
+        return []
+    steps = []
+    found = list(_STEP.finditer(text))
+    for at, each in enumerate(found):
+        final = at + 1 == len(found)
+        parts = text[each.end() : None if final else found[at + 1].start()]
+        if final and not line.ended:  # the last of its metrics may be cut off
+            parts = parts.rpartition(" - ")[0]
+        metrics = _metrics(parts)
+        if any("/" in key for key in metrics):
+            steps.append((int(each[1]), metrics))
+    return steps
+
+
+def _from_json(text: str) -> list[tuple[int, Metrics]]:
     try:
-        with open(path, "rb") as file:
-            number = 0
-            while line := file.readline(MOST_LINE):
-                number += 1
-                whole = line.endswith(b"\n")
-                while not whole and len(line) == MOST_LINE and (rest := file.readline(MOST_LINE)):
-                    whole = rest.endswith(b"\n")  # the rest of an endless line is no metric
-                text = line.decode("utf-8", errors="replace").rpartition("\r")
-                shown = _COLOUR.sub("", (text[2].strip() or text[0]))
-                yield number, _PREFIX.sub("", _REPEATED.sub("", shown), count=1).strip(), whole
-    except FileNotFoundError:
-        raise JigsawError(f"{path}: there is no such log") from None
-    except OSError as error:
-        raise JigsawError(f"{path}: cannot be read ({error.strerror or error})") from None
-
-
-def _from_line(line: str) -> tuple[int, dict[str, Any]] | None:
-    found = _STEP.search(line)
-    if not found:
-        return None
-    return int(found[1]), _metrics(line[found.end() :])
-
-
-def _from_json(line: str) -> tuple[int, dict[str, Any]] | None:
-    if not line.startswith("{"):
-        return None
-    try:
-        record = json.loads(line)
+        record = json.loads(text)
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        return None
-    data = record.get("data", record)
-    return (record["step"], dict(data)) if isinstance(data, dict) else None
+        return []
+    if not isinstance(record, dict):
+        return []
+    number, data = record.get("step"), record.get("data", record)
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 10**12:
+        return []
+    if not isinstance(data, dict) or not any("/" in key for key in data):
+        return []
+    return [(number, dict(data))]
 
 
-def _metrics(text: str) -> dict[str, Any]:
+def _metrics(text: str) -> Metrics:
     """Pairs `key:value` between " - "; values that are no numbers stay text."""
-    metrics: dict[str, Any] = {}
-    for part in re.split(r"\s+-\s+", text):
+    metrics: Metrics = {}
+    for part in _BETWEEN.split(text):
         key, colon, value = part.strip().rpartition(":")
         if colon and key:
             number = _NUMBER.match(value.strip())
             metrics[key.strip()] = float(number[1]) if number else value.strip()
     return metrics
-
-
-_RELEVANT = ("timing_s/", "response_length/", "prompt_length/", "num_turns/", "perf/t")
-
-
-def _relevant(metrics: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in metrics.items() if key.startswith(_RELEVANT)}
-
-
-def _model(path: Path, settings: dict[str, list[str]]) -> ModelShape:
-    for name in settings.get("path", []):
-        try:
-            return model_named(Path(name).name, "")
-        except JigsawError:
-            continue
-    try:
-        return model_named(path.stem, str(path))
-    except JigsawError:
-        raise JigsawError(
-            f"{path}: neither its settings nor its name tell the model;\n"
-            f"put the model's name into the file's, such as {path.stem}_qwen3-4b{path.suffix}"
-        ) from None
-
-
-def _sequences(settings: dict[str, list[str]]) -> int | None:
-    prompts = _largest(settings, "train_batch_size", 0)
-    return prompts * _largest(settings, "n", 1) if prompts else None
-
-
-def _largest(settings: dict[str, list[str]], key: str, default: int) -> int:
-    """Validation has settings of the same names, and smaller ones."""
-    values = [int(value) for value in settings.get(key, []) if value.isdigit() and len(value) < 10]
-    return max(values, default=default) or default
-
-
-def _share(settings: dict[str, list[str]]) -> float:
-    for value in settings.get("gpu_memory_utilization", []):
-        if re.fullmatch(r"0?\.\d+", value) and float(value) > 0:
-            return float(value)
-    return 0.5

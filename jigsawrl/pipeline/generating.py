@@ -61,6 +61,8 @@ class Generating:
         self.asleep = False
         self.between: Callable[[], None] = lambda: None
         """Called between a training's micro-batches: whoever shares its device may want it elsewhere."""
+        self.after_pass: Callable[[], None] = lambda: None
+        """Called after each of the engine's passes, where no other process asks it to do things in between."""
 
     # What is set up once
 
@@ -135,6 +137,7 @@ class Generating:
             kind = "tail" if few and passed.prefill_tokens == 0 else "decode"
         tokens = passed.prefill_tokens + passed.decode_tokens
         self.recorder.add(kind, passed.started, passed.ended, tokens=tokens, sequences=passed.decode_tokens)
+        self.after_pass()
 
     def close(self) -> None:
         self.engine.close()

@@ -82,9 +82,8 @@ def run(
             stack.enter_context(under_way(out))
         durable.replace(out / "config.yaml", config.to_yaml().encode())
         device = choose_device(config)
-        stack.callback(
-            torch.set_num_threads, torch.get_num_threads()
-        )  # the caller's, who may go on computing
+        # The caller may go on computing, with as many threads as before.
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
         set_up_torch(config, device)
         if config.threads not in (None, config.thread_limit):
             progress.message(

@@ -26,10 +26,13 @@ from jigsawrl.model.cpu import make_bfloat16_safe
 from jigsawrl.pipeline.actor import Actor
 from jigsawrl.pipeline.actor_process import ProcessHandle, actor_main
 from jigsawrl.pipeline.engines import Engines
+from jigsawrl.pipeline.threads import load_aware_threads, most_threads
 from jigsawrl.processes import fork_server, needed_for
 from jigsawrl.trainer.batch import Batch, balanced_shares, flat_indices
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from jigsawrl.config import RunConfig
 
 PRELOADED = ("jigsawrl.pipeline.preload",)
@@ -109,6 +112,8 @@ class Workers:
 def start_workers(config: RunConfig, base: Path, device: str) -> Workers:
     if config.workers == 1:
         actor = Actor(config, base, device)
+        if (threads := load_aware_threads(config, device)) is not None:
+            actor.between = actor.after_pass = threads.adapt
         return Workers([LocalHandle(actor)], actor.engine)
     if device == "cuda" and torch.cuda.device_count() < config.workers:
         raise JigsawError(
@@ -137,19 +142,22 @@ def start_actor(config: RunConfig, base: Path, device: str, rank: int, meeting: 
     return ProcessHandle(ours, process, rank)
 
 
-def actor_in(environment: Mapping[str, str], *arguments: Any) -> None:
+def actor_in(
+    environment: Mapping[str, str], pipe: Connection, config: RunConfig, base: Path, device: str, *place: Any
+) -> None:
     """Where it is forked from, the environment is that of the first run in this process."""
     os.environ.clear()
     os.environ.update(environment)
-    actor_main(*arguments)
+    threads = load_aware_threads(config, device)
+    ways = () if threads is None else (threads, threads.adapt)
+    actor_main(pipe, config, base, device, *place, *ways)
 
 
 def set_up_torch(config: RunConfig, device: str) -> None:
     """Threads, and whatever the numbers and determinism need; once in a process."""
     if device == "cpu" and config.model.dtype == "bfloat16":
         make_bfloat16_safe()
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(config.thread_limit or max(1, cores // config.workers))
+    torch.set_num_threads(most_threads(config))
     if device.startswith("cuda"):
         torch.backends.cuda.enable_cudnn_sdp(
             False

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from test_traces import STEP, write
-from test_verl_log import PLAIN, log
+from verl_logs import PLAIN, log, step
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.fit import fit_folder
@@ -85,6 +85,19 @@ def test_a_folder_of_logs_or_one_log_is_fitted_too(tmp_path):
         workload = fit_folder(source).workload("gsm8k_qwen3-4b")
         assert workload.reconstructed
         assert workload.gpus == 8
+
+
+def test_a_run_is_expected_to_go_on_as_after_its_first_step(tmp_path):
+    first = step(1, total_num_tokens=2001101).replace(
+        "response_length/mean:290.1", "response_length/mean:1850.0"
+    )
+    lines = [first, *(step(number) for number in (2, 3))]
+    workload = fit_folder(log(tmp_path, *lines)).workload("gsm8k_qwen3-4b")
+    assert len(workload.quantiles) == 2
+    for number in range(4):
+        assert float(np.mean(workload.lengths(number))) == pytest.approx(290, rel=0.05)
+    (tmp_path / "gsm8k_qwen3-4b.log").unlink()
+    assert len(fit_folder(log(tmp_path, step(1))).workload("gsm8k_qwen3-4b").quantiles) == 1
 
 
 def test_an_empty_folder_says_what_it_should_hold(tmp_path):
