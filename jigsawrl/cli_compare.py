@@ -61,9 +61,9 @@ def learned(found: Comparison) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=f"mean reward under {run.policy}")
     for name in ("pipeline", "steps", "first reward", "last"):
         table.add_column(name, justify="left" if name == "pipeline" else "right", no_wrap=True)
-    for name, fate in run.fates.items():
-        if fate.steps:
-            table.add_row(name, str(fate.steps), figure(fate.reward_first), figure(fate.reward_last))
+    summaries = run.made.log.summaries
+    for name, summary in ((name, summaries[name]) for name in run.fates if name in summaries):
+        table.add_row(name, str(summary.steps), figure(summary.reward_first), figure(summary.reward_last))
     return table
 
 
