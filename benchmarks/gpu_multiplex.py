@@ -57,9 +57,7 @@ from jigsawrl.policies.named import POLICIES
 from jigsawrl.runtime import family
 from jigsawrl.runtime.launch import PROFILE, run_mix
 from jigsawrl.runtime.measure import add_table
-from jigsawrl.telemetry.metrics import METRICS_FILE
 from jigsawrl.telemetry.progress import Progress
-from jigsawrl.telemetry.summary import summarize
 
 HERE = Path(__file__).parent
 LEVERS = {
@@ -243,7 +241,7 @@ class Bench:
         began = {name: min(p["t0"] for p in phases if p["pipeline"] == name) for name in pipelines}
         ended = {name: max(p["t1"] for p in phases if p["pipeline"] == name) for name in pipelines}
         seconds = max(ended.values()) - min(began.values())
-        tokens = sum(summarize(each.out / METRICS_FILE).tokens for each in outcome.pipelines)
+        tokens = outcome.made.report.tokens
         spans = {name: ended[name] - began[name] for name in pipelines}
         kernels, graphs = compiled_kernels() - kernels, captured_graphs(self.folder) - graphs
         return Run(seconds, tokens, spans, took - seconds, kernels, graphs, out)

@@ -14,6 +14,11 @@ __all__ = ["JigsawError", "RunConfig", "__version__", "load_run_file", "train"]
 _HOMES = {"train": "jigsawrl.api", "RunConfig": "jigsawrl.config", "load_run_file": "jigsawrl.config"}
 
 
+def __dir__() -> list[str]:
+    """With what is loaded when it is asked for."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Loads what is asked for when it is asked for, so that `import jigsawrl` costs nothing."""
     from importlib import import_module

@@ -16,6 +16,7 @@ from jigsawrl.config.runfile import anchor_paths, checked
 from jigsawrl.config.runfolder import check_run_folder
 from jigsawrl.errors import JigsawError
 from jigsawrl.processes import spin_briefly
+from jigsawrl.surface import in_python
 
 if TYPE_CHECKING:
     from jigsawrl.pipeline.loop import Result
@@ -72,7 +73,7 @@ def train(
 
     from jigsawrl.telemetry.progress import Progress
 
-    with Progress() as progress:
+    with in_python(), Progress() as progress:
         return launch(config, Path(out or default_folder(config)), resume, progress)
 
 

@@ -182,7 +182,8 @@ def _print_result(config: RunConfig, result: Result, as_json: bool) -> None:
     if as_json:
         metrics = {name: value if math.isfinite(value) else None for name, value in result.metrics.items()}
         out, model = str(result.out.absolute()), str(result.model.absolute())
-        print(json.dumps({"out": out, "model": model, "steps": result.steps, "metrics": metrics}))
+        found = {"out": out, "model": model, "steps": result.steps, "metrics": metrics}
+        print(json.dumps({**found, "summary": result.summary.as_dict()}))
         return
     from rich.console import Console
 

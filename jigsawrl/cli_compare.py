@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jigsawrl.cli_output import FAILED, INTERRUPTED, stdout_on_stderr
-from jigsawrl.cli_runs import figure, summary_of
+from jigsawrl.cli_runs import figure
 from jigsawrl.telemetry.comparison import Comparison
 from jigsawrl.telemetry.text import duration, number
 
@@ -49,21 +49,21 @@ def compare_for_real(mix: Mix, policies: Sequence[str] | None, out: Path | None,
     else:
         console = Console()
         console.print(RealComparisonTable(found))
-        console.print(learned(folder / (found.best or found.runs[0].policy), list(mix.config.pipelines)))
+        console.print(learned(found))
         written = f"written to {folder}: {PAGE_FILE}, {FIGURES_FILE}, and a run folder for each policy"
         console.print(written, highlight=False, markup=False)
     return FAILED if any(run.failed for run in found.runs) else 0
 
 
-def learned(run: Path, pipelines: Sequence[str]) -> Table:
-    """What the pipelines of a run made of their rewards."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=f"mean reward under {run.name}")
+def learned(found: Comparison) -> Table:
+    """What the pipelines made of their rewards under the best policy, or else the first."""
+    run = next((run for run in found.runs if run.policy == found.best), found.runs[0])
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=f"mean reward under {run.policy}")
     for name in ("pipeline", "steps", "first reward", "last"):
         table.add_column(name, justify="left" if name == "pipeline" else "right", no_wrap=True)
-    for name in pipelines:
-        summary = summary_of(run / name)
-        if summary is not None:
-            table.add_row(name, str(summary.steps), figure(summary.reward_first), figure(summary.reward_last))
+    summaries = run.made.log.summaries
+    for name, summary in ((name, summaries[name]) for name in run.fates if name in summaries):
+        table.add_row(name, str(summary.steps), figure(summary.reward_first), figure(summary.reward_last))
     return table
 
 

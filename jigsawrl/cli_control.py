@@ -142,7 +142,13 @@ def _submit_job(folder: Path, file: Path, name: str | None, steps: int | None, t
 
 
 def _ask(run: Path, **request: Any) -> None:
+    from jigsawrl.daemon.runs import job_folder
     from jigsawrl.runtime.control import ask
 
+    cluster = run.parent.parent
+    if _is_cluster(cluster) and run == job_folder(run.name, cluster):
+        raise JigsawError(
+            f"{run}: is a job of a cluster, and can only be cancelled: 'jigsaw cancel {cluster} {run.name}'"
+        )
     for name, standing in ask(run, **request)["pipelines"].items():
         print(f"{name}: {standing}")

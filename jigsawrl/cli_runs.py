@@ -14,8 +14,7 @@ from rich.table import Table
 from jigsawrl.cli_output import FAILED, INTERRUPTED
 from jigsawrl.config import text
 from jigsawrl.config.pipelines import load_mix
-from jigsawrl.telemetry.metrics import METRICS_FILE
-from jigsawrl.telemetry.summary import Summary, counted, summarize
+from jigsawrl.telemetry.summary import counted
 from jigsawrl.telemetry.text import duration, number
 
 if TYPE_CHECKING:
@@ -45,51 +44,41 @@ def run_several(
     except KeyboardInterrupt as interrupt:
         print(f"jigsaw: {interrupt or 'interrupted; go on with --resume'}", file=sys.stderr)
         return INTERRUPTED, ""
-    summaries = {each.name: summary_of(each.out) for each in outcome.pipelines}
     if not as_json:
-        Console().print(table_of(outcome, summaries))
+        Console().print(table_of(outcome))
     how = {each.how for each in outcome.pipelines}
     code = FAILED if "failed" in how else INTERRUPTED if "interrupted" in how else 0
-    return code, json.dumps(as_dict(outcome, summaries))
+    return code, json.dumps(as_dict(outcome))
 
 
-def summary_of(out: Path) -> Summary | None:
-    return summarize(out / METRICS_FILE) if (out / METRICS_FILE).is_file() else None
-
-
-def tokens_per_second(outcome: Outcome, summaries: dict[str, Summary | None]) -> float:
-    tokens = sum(summary.tokens for summary in summaries.values() if summary)
-    return tokens / outcome.seconds if outcome.seconds > 0 else 0.0
-
-
-def table_of(outcome: Outcome, summaries: dict[str, Summary | None]) -> Table:
+def table_of(outcome: Outcome) -> Table:
     finished = any(each.how == "finished" for each in outcome.pipelines)
     models = f"models are in {outcome.out}/NAME/model, " if finished else ""
     table = Table(
         title=f"{len(outcome.pipelines)} pipelines in {duration(outcome.seconds)}",
-        caption=f"{number(tokens_per_second(outcome, summaries))} tokens/s in all\n"
+        caption=f"{number(outcome.tokens_per_second)} tokens/s in all\n"
         f"{models}what ran where is in {outcome.out / 'report.html'}",
     )
     for column in ("pipeline", "steps", "first reward", "last", "tokens/s", "done after", "ended"):
         table.add_column(column, justify="left" if column in ("pipeline", "ended") else "right")
     for each in outcome.pipelines:
-        summary = summaries[each.name]
+        summary = each.summary
         table.add_row(
             each.name,
             str(each.steps),
             figure(summary.reward_first if summary else None),
             figure(summary.reward_last if summary else None),
-            figure(summary.tokens / each.seconds if summary and each.seconds > 0 else None),
+            figure(summary.tokens_per_second if summary else None),
             duration(each.seconds),
-            ended(each, summary),
+            ended(each),
         )
     return table
 
 
-def ended(pipeline: Ended, summary: Summary | None) -> str:
+def ended(pipeline: Ended) -> str:
     """How it did, and how many rewards it did without."""
     said = ": ".join(filter(None, (pipeline.how, pipeline.reason.partition("\n")[0])))
-    failed = summary.reward_errors if summary else 0
+    failed = pipeline.summary.reward_errors if pipeline.summary else 0
     return f"{said}; {counted(failed, 'reward')} failed" if failed else said
 
 
@@ -97,11 +86,11 @@ def figure(value: float | None) -> str:
     return "" if value is None else number(value)
 
 
-def as_dict(outcome: Outcome, summaries: dict[str, Summary | None]) -> dict[str, object]:
+def as_dict(outcome: Outcome) -> dict[str, object]:
     return {
         "out": str(outcome.out.absolute()),
         "seconds": outcome.seconds,
-        "tokens_per_second": tokens_per_second(outcome, summaries),
+        "tokens_per_second": outcome.tokens_per_second,
         "scheduler_seconds": outcome.work.seconds,
         "scheduler_messages": outcome.work.messages,
         "pipelines": {
@@ -111,9 +100,10 @@ def as_dict(outcome: Outcome, summaries: dict[str, Summary | None]) -> dict[str,
                 "steps": each.steps,
                 "seconds": each.seconds,
                 "out": str(each.out.absolute()),
-                "reward_first": summary.reward_first if (summary := summaries[each.name]) else None,
+                "reward_first": summary.reward_first if (summary := each.summary) else None,
                 "reward_last": summary.reward_last if summary else None,
                 "tokens": summary.tokens if summary else 0,
+                "tokens_per_second": summary.tokens_per_second if summary else None,
             }
             for each in outcome.pipelines
         },

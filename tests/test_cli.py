@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from cli_helpers import Case, Outcome, files_in, outcomes_of, python, without_to
 import jigsawrl
 from jigsawrl.api import target_of
 from jigsawrl.config.runfile import validated
+from jigsawrl.config.runfolder import check_run_folder
 from jigsawrl.errors import JigsawError
 
 SUMS = "task: {kind: arithmetic}\n"
@@ -277,7 +279,10 @@ def test_a_function_that_other_processes_cannot_import_is_refused(function: Call
             {"task": Path("rows.jsonl"), "reward": reward, "model": {"tiny": {"warmup_steps": 0}}},
             "task.path: there is no file or folder {folder}/rows.jsonl",
         ),
-        ({"task": {"kind": "arithmetic"}, "out": "here"}, "here: is not empty, and holds no run"),
+        (
+            {"task": {"kind": "arithmetic"}, "out": "here"},
+            "here: is not empty, and holds no run; choose another folder with out=...",
+        ),
         ({"task": {}}, "task.kind: missing"),
     ],
 )
@@ -291,6 +296,42 @@ def test_training_refuses_what_a_run_file_would_be_refused_for(
         jigsawrl.train(**arguments)
     assert str(caught.value).startswith(message.format(folder=tmp_path))
     assert files_in(tmp_path) == {"here", "here/notes.txt"}
+
+
+def test_train_names_its_arguments_where_the_command_names_its_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = validated({"name": "arithmetic", "task": {"kind": "arithmetic"}})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(config.to_yaml())
+    (tmp_path / "file").touch()
+    said = {}
+    for out, more in {"run": {}, "file": {}, "other": {"out": "run", "resume": True, "seed": 1}}.items():
+        with pytest.raises(JigsawError) as caught:
+            jigsawrl.train(**{"task": {"kind": "arithmetic"}, "out": out, **more})
+        said[out] = str(caught.value)
+    assert said == {
+        "run": "run: holds a run already; continue it with resume=True, or choose another with out=...",
+        "file": "file: is a file; choose another folder with out=...",
+        "other": "run: holds a run with other settings: seed was 0, is 1\n"
+        "resume it with the settings it had, or choose another folder with out=...",
+    }
+    with pytest.raises(JigsawError, match="continue it with --resume, or choose another with --out"):
+        check_run_folder(config, tmp_path / "run", resume=False)
+
+
+@pytest.mark.parametrize("folder", ["config/runfolder.py", "pipeline", "trainer", "engine", "model"])
+def test_what_the_command_and_train_share_names_no_flag_itself(folder: str) -> None:
+    """It asks `surface.option`."""
+    where = Path(jigsawrl.__file__).parent / folder
+    for path in [where] if where.is_file() else where.rglob("*.py"):
+        assert not re.search(r"--(out|resume)\b", path.read_text()), path
+
+
+def test_the_package_lists_what_it_loads_on_demand() -> None:
+    assert {*jigsawrl.__all__, "__doc__"} <= set(dir(jigsawrl))
+    assert "train" in dir(jigsawrl)
 
 
 def test_settings_given_to_train_are_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

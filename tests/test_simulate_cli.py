@@ -19,8 +19,7 @@ from jigsawrl.runtime.learning import first_outlook
 from jigsawrl.simulator.compare import alone_seconds, simulate
 from jigsawrl.simulator.from_config import Scene, scene_of
 from jigsawrl.telemetry import jsonl
-from jigsawrl.telemetry.report import report
-from jigsawrl.telemetry.timeline import read_spans
+from jigsawrl.telemetry.runreport import run_report
 
 PAIR = """
 workers: 8
@@ -295,9 +294,12 @@ def test_a_simulation_leaves_the_files_of_a_real_run(outcomes: dict[str, Outcome
     assert outcome.written == {"sim", *(f"sim/{name}" for name in names)}
     events = [event for _, event in jsonl.read(folder / "events.jsonl")]
     saved = json.loads((folder / "report.json").read_text())
-    anew = report(read_spans(events), 8, start=0.0, end=saved["seconds"], arrivals={"search": 60.0})
-    assert json.loads(json.dumps(anew.as_dict())) == saved["report"]
-    assert {e["event"] for e in events} == {"start", "action", "substage", "step"}
+    assert json.loads(json.dumps(run_report(folder).report.as_dict())) == saved["report"]
+    assert saved["report"]["tokens_per_second"] == saved["tokens_per_second"]
+    for pipeline in saved["report"]["pipelines"]:
+        assert pipeline["seconds"] == saved["pipelines"][pipeline["name"]]["seconds"]
+        assert pipeline["tokens"] == round(saved["pipelines"][pipeline["name"]]["tokens"])
+    assert {e["event"] for e in events} == {"start", "action", "substage", "step", "finished"}
     assert json.loads((folder / "timeline.json").read_text())["traceEvents"]
     assert ElementTree.fromstring((folder / "picture.svg").read_text()).tag.endswith("svg")
 

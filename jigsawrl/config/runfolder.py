@@ -12,6 +12,7 @@ from jigsawrl.config.pipelines import PipelinesConfig, checked_mix
 from jigsawrl.config.runfile import read_run_file, validated
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
+from jigsawrl.surface import option
 
 RESOLVED = "config.yaml"
 FREE = ("steps", "checkpoint", "telemetry")
@@ -44,10 +45,12 @@ def _check(out: Path, resume: bool, changed: Callable[[dict[str, Any]], list[str
     if there != out or not any(out.glob("[!.]*")):
         return False
     if not resolved.exists():
-        raise JigsawError(f"{out}: is not empty, and holds no run; choose another folder with --out")
+        raise JigsawError(
+            f"{out}: is not empty, and holds no run; choose another folder with {option('out')}"
+        )
     if not resume:
         raise JigsawError(
-            f"{out}: holds a run already; continue it with --resume, or choose another with --out"
+            f"{out}: holds a run already; continue it with {option('resume')}, or choose another with {option('out')}"
         )
     try:
         found = changed(read_run_file(resolved))
@@ -57,7 +60,7 @@ def _check(out: Path, resume: bool, changed: Callable[[dict[str, Any]], list[str
         more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
         raise JigsawError(
             f"{out}: holds a run with other settings: {'; '.join(found[:3])}{more}\n"
-            "resume it with the settings it had, or choose another folder with --out"
+            f"resume it with the settings it had, or choose another folder with {option('out')}"
         )
     return True
 
@@ -66,12 +69,14 @@ def writable_part(out: Path) -> Path:
     """The part of a path that is there, a folder that can be written; a JigsawError if it is anything else."""
     there = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not there.is_dir():
-        raise JigsawError(f"{there}: is a file; choose another folder with --out")
+        raise JigsawError(f"{there}: is a file; choose another folder with {option('out')}")
     try:  # for some systems' folders, and for root, nothing else tells
         TemporaryDirectory(prefix=".", dir=there).cleanup()
     except OSError as error:
         why = error.strerror or error
-        raise JigsawError(f"{out}: cannot be written ({why}); choose another folder with --out") from None
+        raise JigsawError(
+            f"{out}: cannot be written ({why}); choose another folder with {option('out')}"
+        ) from None
     return there
 
 

@@ -264,7 +264,7 @@ class RunConfig(Settings):
     steps: Count = 100
     """Steps to train."""
     deterministic: Flag = False
-    """Batch-invariant kernels and one CPU thread: the same tokens and losses however the work is cut."""
+    """Batch-invariant kernels and one CPU thread: on as many workers always the same tokens and losses."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto: on a GPU where there is one."""
     workers: Count = 1

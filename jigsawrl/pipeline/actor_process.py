@@ -22,6 +22,7 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.pipeline.actor import Actor
 from jigsawrl.pipeline.generating import Generating
 from jigsawrl.processes import die_with_parent
+from jigsawrl.surface import option
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
@@ -119,7 +120,9 @@ class ProcessHandle:
                 if code is not None and code < 0
                 else f"exit code {code}"
             )
-        raise ActorDied(f"worker {self.rank} died ({how}); go on from the last checkpoint with --resume")
+        raise ActorDied(
+            f"worker {self.rank} died ({how}); go on from the last checkpoint with {option('resume')}"
+        )
 
     def close(self) -> None:
         self.pipe.close()

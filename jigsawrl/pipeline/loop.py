@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,25 +40,32 @@ from jigsawrl.pipeline.surroundings import Alone, Stopped, Surroundings
 from jigsawrl.pipeline.trajectory import Trajectory, make_batch
 from jigsawrl.pipeline.warmup import prepare_base
 from jigsawrl.pipeline.workers import Workers, set_up_torch
+from jigsawrl.surface import option
+from jigsawrl.telemetry.figures import Summary
+from jigsawrl.telemetry.logreader import read_run
 from jigsawrl.telemetry.metrics import METRICS_FILE
-from jigsawrl.telemetry.summary import Summary, summarize
 from jigsawrl.trainer.batch import Batch
 from jigsawrl.trainer.checkpoint import Checkpoint, CheckpointStore
+from jigsawrl.underway import under_way
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
     from jigsawrl.telemetry.progress import Shown
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Result:
-    """Where a finished run is, and how it ended."""
+    """Where a finished run is, and how it ended. `metrics` are those of its last step."""
 
     out: Path
     model: Path
     steps: int
     metrics: dict[str, float]
-    summary: Summary
+
+    @cached_property
+    def summary(self) -> Summary:
+        """The figures of the whole run, from its folder."""
+        return next(iter(read_run(self.out).summaries.values()))
 
 
 def run(
@@ -66,9 +74,12 @@ def run(
     """Trains from the start or, with `resume`, from the newest good checkpoint; ends with the model exported."""
     with ExitStack() as stack:
         # Of one among several the folder stays, and says what it was.
-        accepted = stack.enter_context(gone_if_refused(out)) if around is None else lambda: None
+        alone = around is None
+        accepted = stack.enter_context(gone_if_refused(out)) if alone else lambda: None
         around = around or Alone()
         out.mkdir(parents=True, exist_ok=True)
+        if alone:
+            stack.enter_context(under_way(out))
         durable.replace(out / "config.yaml", config.to_yaml().encode())
         device = choose_device(config)
         # The caller may go on computing, with as many threads as before.
@@ -115,14 +126,17 @@ def run(
                 if pipeline.done < config.steps:
                     if store.newest() != pipeline.done:
                         store.save(pipeline.done, workers.first("save_state"), pipeline.state())
-                    ended = "interrupted"
-                    raise KeyboardInterrupt(f"stopped after step {pipeline.done}; go on with --resume")
+                    raise KeyboardInterrupt(
+                        f"stopped after step {pipeline.done}; go on with {option('resume')}"
+                    )
                 workers.first("export", out)
             ended = "finished"
+        except KeyboardInterrupt:
+            ended = "interrupted"
+            raise
         finally:
             journal.close(ended)
-    summary = summarize(out / METRICS_FILE)
-    return Result(out, out / "model", pipeline.done, journal.last, summary)
+    return Result(out, out / "model", pipeline.done, journal.last)
 
 
 @contextmanager

@@ -14,10 +14,8 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.runtime.launch import Outcome, run_mix
 from jigsawrl.telemetry import jsonl
 from jigsawrl.telemetry.comparison import Compared, Comparison, Fate, comparison_page
-from jigsawrl.telemetry.metrics import METRICS_FILE
+from jigsawrl.telemetry.figures import Summary, summarize
 from jigsawrl.telemetry.runlog import RunLog
-from jigsawrl.telemetry.runreport import run_report
-from jigsawrl.telemetry.summary import Summary, summarize
 from jigsawrl.telemetry.text import duration
 
 if TYPE_CHECKING:
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
 REAL_POLICIES = ("serial", "concurrent", "rollmux", "jigsaw")
 """Compared where none are named: a real run takes its time."""
 PAGE_FILE, FIGURES_FILE = "compare.html", "compare.json"
+NOTHING = summarize([], 0.0)
+"""The figures of a pipeline that has not begun."""
 
 
 def check_comparison(mix: Mix, out: Path) -> None:
@@ -62,25 +62,17 @@ def compare_runs(
 
 def comparison_of(mix: Mix, outcomes: Mapping[str, Outcome]) -> Comparison:
     """Held against serial, or the first where that was not run."""
-    made = {policy: run_report(outcome.out) for policy, outcome in outcomes.items()}
-    summaries = {
-        policy: {each.name: summarize(each.out / METRICS_FILE) for each in outcome.pipelines}
-        for policy, outcome in outcomes.items()
-    }
-    against = "serial" if "serial" in outcomes else next(iter(outcomes))
-    alone = alone_seconds(made["serial"].log) if "serial" in made else {}
-    rates = {
-        policy: sum(one.tokens for one in summaries[policy].values()) / max(outcome.seconds, 1e-9)
-        for policy, outcome in outcomes.items()
-    }
-    first = summaries[next(iter(outcomes))]
+    first = next(iter(outcomes))
+    against = "serial" if "serial" in outcomes else first
+    alone = alone_seconds(outcomes["serial"].made.log) if "serial" in outcomes else {}
+    rates = {policy: outcome.tokens_per_second for policy, outcome in outcomes.items()}
     runs = [
         Compared(
             policy,
-            made[policy],
+            outcome.made,
             outcome.seconds,
             rates[policy] / rates[against] if rates[against] > 0 else 1.0,
-            fates_of(mix, outcome, made[policy].log, summaries[policy], first, alone),
+            fates_of(mix, outcome, outcomes[first].made.log.summaries, alone),
         )
         for policy, outcome in outcomes.items()
     ]
@@ -93,26 +85,20 @@ def alone_seconds(serial: RunLog) -> dict[str, float]:
 
 
 def fates_of(
-    mix: Mix,
-    outcome: Outcome,
-    log: RunLog,
-    summaries: Mapping[str, Summary],
-    first: Mapping[str, Summary],
-    alone: Mapping[str, float],
+    mix: Mix, outcome: Outcome, first: Mapping[str, Summary], alone: Mapping[str, float]
 ) -> dict[str, Fate]:
     fates = {}
     for each in outcome.pipelines:
-        name, summary = each.name, summaries[each.name]
-        came = log.arrivals.get(name, log.start)
-        fates[name] = Fate(
+        summary, rewards = each.summary or NOTHING, first.get(each.name, NOTHING).rewards
+        fates[each.name] = Fate(
             each.how,
             each.reason,
             each.steps,
-            max(0.0, log.ended.get(name, log.end) - came),
-            alone.get(name),
+            each.seconds,
+            alone.get(each.name),
             summary.tokens,
             summary.reward_first,
             summary.reward_last,
-            summary.rewards == first[name].rewards if mix.runs[name].deterministic else None,
+            summary.rewards == rewards if mix.runs[each.name].deterministic else None,
         )
     return fates

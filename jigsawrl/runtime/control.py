@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from jigsawrl import durable
+from jigsawrl.config.pipelines import holds_pipelines
 from jigsawrl.errors import JigsawError
+from jigsawrl.underway import is_under_way
 
 ADDRESS = "control.json"
 """In the run folder: where the socket is, and whose."""
@@ -73,12 +75,7 @@ class Question:
         try:
             where = json.loads((run / ADDRESS).read_text())["socket"]
         except FileNotFoundError:
-            what = (
-                "has ended"
-                if (run / "config.yaml").exists()
-                else "is neither a run of several pipelines nor a cluster"
-            )
-            raise JigsawError(f"{run}: {what}; nothing to talk to") from None
+            raise JigsawError(f"{run}: {why_silent(run, str(request.get('do')))}") from None
         except (OSError, ValueError, KeyError) as error:
             raise JigsawError(f"{run / ADDRESS}: cannot be read ({error})") from None
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -106,8 +103,46 @@ class Question:
 
     def _no_answer(self, error: Exception) -> JigsawError:
         self.socket.close()
+        if is_under_way(self.run):
+            return JigsawError(f"{self.run}: does not answer yet ({error}); try again in a moment")
         said = f"does not answer ({error}); has it been killed? It goes on with --resume"
         return JigsawError(f"{self.run}: {said}")
+
+
+def why_silent(run: Path, do: str) -> str:
+    """Why a folder has nobody who could do this, and what its user can do instead."""
+    several = _holds_pipelines(run)
+    if several is None:
+        return "is neither a run of several pipelines nor a cluster; nothing to talk to"
+    if _holds_pipelines(run.absolute().parent):
+        whole = run.parent if run.name else run.absolute().parent
+        return f"is one pipeline of a run; name the folder of the run: {whole}"
+    if not is_under_way(run):
+        return "has ended; nothing to talk to"
+    if several:
+        return "is still being set up; try again in a moment"
+    return (
+        f"{_NOT_WITH_ONE.get(do, _STOP)}\n(a run whose file has `pipelines` can be told more while it runs)"
+    )
+
+
+_STOP = (
+    "Ctrl-C where it was started ends it after its step, and 'jigsaw run FILE --resume' goes on from there"
+)
+_NOT_WITH_ONE = {
+    "pause": f"has one pipeline and cannot be paused; {_STOP}",
+    "resume": "has one pipeline, which is under way and not paused",
+    "cancel": f"has one pipeline and cannot be cancelled from here; {_STOP}",
+    "submit": "has one pipeline and takes no other; start a run of its own for what you submit",
+}
+
+
+def _holds_pipelines(run: Path) -> bool | None:
+    """None where the folder holds no run."""
+    try:
+        return holds_pipelines(run / "config.yaml")
+    except JigsawError:
+        return None
 
 
 def ask(run: Path, **request: Any) -> Answer:

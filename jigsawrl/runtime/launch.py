@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,9 @@ from jigsawrl.runtime.scheduler import Scheduler, Work
 from jigsawrl.runtime.shares import Device, Shares, shares_here
 from jigsawrl.store import folders, heirs, locks
 from jigsawrl.telemetry.events import EventLog
-from jigsawrl.telemetry.runreport import write_report
+from jigsawrl.telemetry.figures import Summary
+from jigsawrl.telemetry.runreport import RunReport, run_report
+from jigsawrl.underway import under_way
 
 if TYPE_CHECKING:
     from jigsawrl.telemetry.progress import Progress
@@ -55,7 +57,7 @@ STORE_PART = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How one pipeline came out."""
+    """How one pipeline came out. Its figures are those of the report."""
 
     name: str
     how: str
@@ -63,15 +65,26 @@ class Ended:
     steps: int
     out: Path
     seconds: float
-    """From the first phase of any until its end."""
+    """Its time."""
+    summary: Summary | None
+    """None where it has not begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     out: Path
-    seconds: float
+    made: RunReport
     pipelines: tuple[Ended, ...]
     work: Work
+
+    @property
+    def seconds(self) -> float:
+        """The time of the run."""
+        return self.made.report.seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.made.report.tokens_per_second or 0.0
 
 
 def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path | None = None) -> Outcome:
@@ -84,13 +97,14 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
     if check_mix_folder(asked.config, out, resume):
         refuse_if_in_use(out)
     prepare_for(run.model.path for run in mix.runs.values())
-    with shares_here(mix.config.workers, wanted_device(mix)) as shares:
-        return _run(asked, mix, out, resume, progress, bases, shares)
+    with ExitStack() as stack:
+        return _run(asked, mix, out, resume, progress, bases, stack)
 
 
 def _run(
-    asked: Mix, mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path | None, shares: Shares
+    asked: Mix, mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path | None, stack: ExitStack
 ) -> Outcome:
+    shares = stack.enter_context(shares_here(mix.config.workers, wanted_device(mix)))
     device, count = kind_of(shares), len(shares.workers)
     worker = shares.hardware().limited(mix.config.memory)
     configs = {name: own_config(mix, name, device) for name in mix.config.pipelines}
@@ -102,6 +116,7 @@ def _run(
     }
     refuse([member.outlook for member in members.values()], worker, mix.config)
     out.mkdir(parents=True, exist_ok=True)
+    stack.enter_context(under_way(out))
     if bases is not None:
         take_bases(list(members.values()), bases)
     durable.replace(out / "config.yaml", text.dump(asked.config.model_dump(mode="json")).encode())
@@ -155,8 +170,9 @@ def _run(
         log.close()
         folders.remove(store)
     save_what_was_learned(mind, worker, out)
-    write_report(out)
-    return outcome_of(scheduler, out)
+    made = run_report(out)
+    made.write()
+    return outcome_of(scheduler, made)
 
 
 def take_bases(members: Sequence[Member], run: Path) -> None:
@@ -356,17 +372,19 @@ def save_what_was_learned(mind: Mind, worker: Hardware, out: Path) -> None:
         write_profile(profile, out / PROFILE)
 
 
-def outcome_of(scheduler: Scheduler, out: Path) -> Outcome:
-    start = scheduler.first_decision or scheduler.started
+def outcome_of(scheduler: Scheduler, made: RunReport) -> Outcome:
+    log = made.log
     ended = tuple(
         Ended(
             member.name,
             member.ended or "interrupted",
             member.reason,
-            member.done,
+            member.done if member.began or summary is None else summary.steps,
             member.out,
-            max(0.0, (member.finished_at or start) - start),
+            log.life(member.name).seconds,
+            summary,
         )
         for member in scheduler.members.values()
+        for summary in [log.summaries.get(member.name)]
     )
-    return Outcome(out, max(each.seconds for each in ended), ended, scheduler.work)
+    return Outcome(made.folder, made, ended, scheduler.work)

@@ -42,7 +42,6 @@ class Member:
     ended: str | None = None
     """finished, failed, interrupted; None while it is under way."""
     reason: str = ""
-    finished_at: float | None = None
     training: Substage | None = None
     """What its training gang was at last."""
     paused: set[int] = field(default_factory=set)

@@ -20,7 +20,7 @@ from jigsawrl.runtime.launch import known_before, submitted_entries
 from jigsawrl.runtime.learning import first_outlook
 from jigsawrl.runtime.mind import Mind, read, written_action
 from jigsawrl.telemetry import jsonl
-from jigsawrl.telemetry.runlog import EVENTS_FILE
+from jigsawrl.telemetry.events import EVENTS_FILE
 
 
 @dataclass(slots=True)

@@ -106,6 +106,7 @@ class Scheduler:
                 self.watch.show(self.mind.world, self.members, at_once=True)
                 while any(member.ended is None for member in self.members.values()):
                     if pressed() > 1:
+                        self._note_stop()
                         raise KeyboardInterrupt("stopped at once; go on with --resume")
                     if pressed() and not self.stopping:
                         self._stop_all()
@@ -250,7 +251,6 @@ class Scheduler:
 
     def _end(self, member: Member, how: str, reason: str) -> None:
         member.ended, member.reason, member.family = how, reason, None
-        member.finished_at = now()
         self.sharing.left(member.config)
         self.log.emit(how, pipeline=member.name, step=member.done, reason=reason)
         if how == "failed":
@@ -276,6 +276,13 @@ class Scheduler:
                     self.wakes = [now(), *self.wakes]
             elif member.ended is None:
                 self._end(member, "interrupted", "before it began")
+
+    def _note_stop(self) -> None:
+        """All that are under way end here, and nothing more is heard of them. Without a reason: they are not saved,
+        and whoever reads the log to know which pipelines are must not take them for ended as usual."""
+        for member in self.members.values():
+            if member.began and member.ended is None:
+                self.log.emit("interrupted", pipeline=member.name, step=member.done)
 
     # Messages
 

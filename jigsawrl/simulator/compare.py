@@ -11,6 +11,7 @@ from jigsawrl.policies.named import POLICIES
 from jigsawrl.simulator.from_config import Scene
 from jigsawrl.simulator.jobs import Job
 from jigsawrl.simulator.simulation import Outcome, Simulation
+from jigsawrl.telemetry.figures import Life, summarize
 from jigsawrl.telemetry.report import Report, report
 from jigsawrl.telemetry.timeline import Span, read_spans
 
@@ -68,7 +69,7 @@ class Simulated:
 
     @property
     def tokens_per_second(self) -> float:
-        return sum(self.outcome.tokens.values()) / self.seconds if self.seconds > 0 else 0.0
+        return self.report.tokens_per_second or 0.0
 
     @property
     def mean_slowdown(self) -> float:
@@ -113,7 +114,10 @@ def vs_serial(run: Simulated, serial: float) -> float:
 def simulate(scene: Scene, policy: str, alone: Mapping[str, float]) -> Simulated:
     outcome = _run(scene, policy, scene.jobs)
     spans = read_spans(outcome.log)
-    arrivals = {job.shape.name: job.shape.arrival for job in scene.jobs}
+    lives = {
+        job.shape.name: Life(job.shape.arrival, job.shape.arrival + outcome.finished[job.shape.name])
+        for job in scene.jobs
+    }
     fates = {
         job.shape.name: Fate(
             outcome.finished[job.shape.name],
@@ -124,7 +128,13 @@ def simulate(scene: Scene, policy: str, alone: Mapping[str, float]) -> Simulated
         )
         for job in scene.jobs
     }
-    figures = report(spans, scene.workers, start=0.0, end=outcome.seconds, arrivals=arrivals)
+    steps = [event for event in outcome.log if event["event"] == "step"]
+    tokens = {name: [e["tokens"] for e in steps if e["pipeline"] == name] for name in lives}
+    summaries = {
+        name: summarize([{"perf/tokens": of_step} for of_step in tokens[name]], life.seconds)
+        for name, life in lives.items()
+    }
+    figures = report(spans, scene.workers, start=0.0, end=outcome.seconds, lives=lives, summaries=summaries)
     return Simulated(scene, policy, outcome, spans, figures, fates)
 
 

@@ -71,10 +71,20 @@ def write_simulation(run: Simulated, out: Path) -> None:
     """The same files that a real run has, and a picture."""
     start = {"t": 0.0, "event": "start", **described(run.scene), "policy": run.policy}
     title = f"{run.scene.name}: {run.policy} on {run.scene.workers} {run.scene.hardware.name}, simulated"
+    shapes = [job.shape for job in run.scene.jobs]
+    ends = [
+        {
+            "t": shape.arrival + run.outcome.finished[shape.name],
+            "event": "finished",
+            "pipeline": shape.name,
+            "step": shape.steps,
+        }
+        for shape in shapes
+    ]
     _write(
         out,
         {
-            "events.jsonl": b"".join(map(jsonl.encode, [start, *run.outcome.log])),
+            "events.jsonl": b"".join(map(jsonl.encode, [start, *run.outcome.log, *ends])),
             "timeline.json": jsonl.encode(chrome_trace(run.spans)),
             "picture.svg": svg(run.spans, run.scene.workers, title).encode(),
             "report.json": jsonl.encode(simulation_document(run)),

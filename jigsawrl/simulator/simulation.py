@@ -195,8 +195,9 @@ class Simulation:
             pipeline.phase = "training"
             return [Ready(pipeline.name, "training")]
         lengths = job.lengths(pipeline.step)
-        self.outcome.tokens[pipeline.name] += float(lengths.sum())
-        self._log("step", pipeline=pipeline.name, step=pipeline.step)
+        tokens = float(lengths.sum())
+        self.outcome.tokens[pipeline.name] += tokens
+        self._log("step", pipeline=pipeline.name, step=pipeline.step, tokens=tokens)
         pipeline.outlook = Outlook(
             job.shape, job.costs, self.hardware, pipeline.outlook.forecast.after(lengths)
         )

@@ -11,6 +11,7 @@ from typing import Any
 from jigsawrl.telemetry import sections
 from jigsawrl.telemetry.bands import timeline
 from jigsawrl.telemetry.columns import to_columns
+from jigsawrl.telemetry.figures import rate
 from jigsawrl.telemetry.page import bubble_legend, head, kind_legend, pipeline_legend, section
 from jigsawrl.telemetry.picture import printable
 from jigsawrl.telemetry.report import CAUSES
@@ -32,7 +33,7 @@ class Fate:
     reason: str
     steps: int
     seconds: float
-    """From its arrival, or the first phase of any, until its end."""
+    """Its time: from its arrival until it ended."""
     alone: float | None
     """The same with all workers for itself, where that was measured."""
     tokens: int
@@ -62,7 +63,7 @@ class Compared:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+        return rate(self.tokens, self.seconds) or 0.0
 
     @property
     def slowdowns(self) -> list[float]:
@@ -235,7 +236,7 @@ def _timelines(runs: Sequence[Compared], colours: Mapping[str, int]) -> Iterator
             yield '<p class="none">No sub-stage has run.</p>'
             continue
         marks = [
-            (one.t - log.start, sections.tone(one), f"{one.pipeline}: {one.event}: {one.headline}")
+            (one.t - log.start, sections.tone(one), f"{one.who}: {one.event}: {one.headline}")
             for one in log.incidents
             if one.failure or one.recovery
         ]

@@ -85,7 +85,7 @@ def _open_tensorboard(folder: Path, resume_step: int | None) -> _Sink:
     except ImportError as error:
         raise JigsawError(
             f"TensorBoard files need tensorboardX ({error}): pip install tensorboardX,\n"
-            "or set telemetry.tensorboard=false"
+            "or set telemetry.tensorboard to false"
         ) from error
     return TensorBoard(folder, purge_step=0 if resume_step is None else resume_step + 1)
 

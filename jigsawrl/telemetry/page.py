@@ -44,7 +44,7 @@ def _document(log: RunLog, report: Report) -> Iterator[str]:
         "predictions", "Predicted against happened", sections.predictions(log.predictions, colours)
     )
     yield from section(
-        "incidents", "Failures and recoveries", sections.incidents(log.incidents, log.start, colours)
+        "incidents", "Failures and recoveries", sections.incidents(log.listed_incidents, log.start, colours)
     )
     yield '</main><div id="tip" hidden></div>'
     yield f'<script type="application/json" id="steps">{_json(_steps(columns, log))}</script>'
@@ -90,6 +90,8 @@ def _subtitle(log: RunLog, report: Report) -> str:
     if log.actions:
         actions = ", ".join(f"{count:,} {escape(name)}" for name, count in log.actions.most_common(6))
         parts.append(f"actions of the policy: {actions}")
+    stops = sorted({clock(one.t - log.start) for one in log.incidents if one.interruption})
+    parts += [f"interrupted at {t}" for t in stops]
     parts += [
         f"down for {duration(one.seconds)} at {clock(one.t - log.start)}, left out" for one in log.outages
     ]
@@ -118,7 +120,7 @@ def _timeline(log: RunLog, report: Report, columns: Columns, colours: Mapping[st
     yield '<button id="whole" type="button" hidden>whole run</button></div>'
     yield kind_legend(set(columns.kind.tolist()), {cause for cause in CAUSES if report.bubbles[cause]})
     marks = [
-        (one.t - log.start, sections.tone(one), f"{one.pipeline}: {one.event}: {one.headline}")
+        (one.t - log.start, sections.tone(one), f"{one.who}: {one.event}: {one.headline}")
         for one in log.incidents
         if one.failure or one.recovery
     ]

@@ -11,7 +11,7 @@ Every second of every worker is useful work or a bubble with one cause, the firs
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -30,9 +30,11 @@ from jigsawrl.telemetry.columns import (
     join,
     length,
     to_columns,
+    union,
     without,
 )
 from jigsawrl.telemetry.events import SUBSTAGES, Substage
+from jigsawrl.telemetry.figures import Life, Summary, rate
 from jigsawrl.telemetry.text import duration, number
 from jigsawrl.telemetry.timeline import OVERHEADS, WAITS, Span, generated
 
@@ -46,9 +48,10 @@ _MOST_KINDS = 3
 
 @dataclass(frozen=True, slots=True)
 class PipelineReport:
-    """One pipeline. Times count from the run's start; its own time goes from its first span to its last.
+    """One pipeline. Its first and its last span count from the run's start; `seconds` is its time, and the other
+    figures are what `figures.py` says, too.
 
-    `kinds` is the fraction of that time in which at least one such sub-stage runs; several may at once.
+    `kinds` is the fraction of its time in which at least one such sub-stage runs; several may at once.
     `waiting` is the fraction in which none does.
     """
 
@@ -56,13 +59,12 @@ class PipelineReport:
     steps: int
     first: float
     last: float
+    seconds: float
     tokens: int
     kinds: dict[Substage, float]
     waiting: float
-
-    @property
-    def seconds(self) -> float:
-        return self.last - self.first
+    reward_first: float | None = None
+    reward_last: float | None = None
 
     @property
     def seconds_per_step(self) -> float:
@@ -70,7 +72,7 @@ class PipelineReport:
 
     @property
     def tokens_per_second(self) -> float | None:
-        return self.tokens / self.seconds if self.seconds > 0 else None
+        return rate(self.tokens, self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class Report:
 
     @property
     def tokens_per_second(self) -> float | None:
-        return self.tokens / self.seconds if self.seconds > 0 else None
+        return rate(self.tokens, self.seconds)
 
     def as_dict(self) -> dict[str, Any]:
         """For machines: JSON-serialisable."""
@@ -131,16 +133,19 @@ def report(
     *,
     start: float | None = None,
     end: float | None = None,
-    arrivals: Mapping[str, float] | None = None,
-    tokens: Mapping[str, int] | None = None,
+    lives: Mapping[str, Life] | None = None,
+    summaries: Mapping[str, Summary] | None = None,
 ) -> Report:
     """The run from `start` to `end`, by default from the first span to the last.
 
-    A pipeline is there to be run from its arrival on; one that is not in `arrivals`, from the start. One that is not
-    in `tokens` has generated what its spans say; they leave out what a prefill samples, and count what was lost.
+    A pipeline of which no life is known arrived with its first span and ended with its last one, and its bubbles
+    count from the start. One of which no steps are known has made and generated what its spans say; they leave out
+    what a prefill samples, and count what was lost.
     """
     spans = list(spans)
     columns = to_columns(spans, workers, start=start, end=end)
+    lives = lives or {}
+    arrivals = {name: life.arrived for name, life in lives.items()}
     spent = [
         {what: length(times) for what, times in worker.items()} for worker in worker_times(columns, arrivals)
     ]
@@ -149,7 +154,7 @@ def report(
         seconds=columns.seconds,
         busy=math.fsum(worker["busy"] for worker in spent),
         bubbles={cause: math.fsum(worker[cause] for worker in spent) for cause in CAUSES},
-        pipelines=_pipelines(columns, spans, tokens or {}),
+        pipelines=_pipelines(columns, spans, lives, summaries or {}),
         workers=[
             WorkerReport(
                 worker=worker,
@@ -230,32 +235,50 @@ def _share_seconds(columns: Columns, rows: Indices) -> float:
     return float(taken[:-1] @ np.diff(times[order]))
 
 
-def _pipelines(columns: Columns, spans: Sequence[Span], known: Mapping[str, int]) -> list[PipelineReport]:
+def _pipelines(
+    columns: Columns, spans: Sequence[Span], lives: Mapping[str, Life], summaries: Mapping[str, Summary]
+) -> list[PipelineReport]:
     steps: dict[str, set[int]] = {name: set() for name in columns.pipelines}
     tokens = dict.fromkeys(columns.pipelines, 0)
     for span in spans:
         steps[span.pipeline].add(span.step)
         tokens[span.pipeline] += generated(span)
-    tokens |= {name: count for name, count in known.items() if name in tokens}
-    return [
-        _pipeline(columns, rows, name, len(steps[name]), tokens[name])
-        for name, rows in zip(
-            columns.pipelines, groups(columns.pipeline, len(columns.pipelines)), strict=True
-        )
-    ]
+    found = []
+    for name, rows in zip(columns.pipelines, groups(columns.pipeline, len(columns.pipelines)), strict=True):
+        seen = _pipeline(columns, rows, name, len(steps[name]), tokens[name], lives.get(name))
+        found.append(_with_figures(seen, summaries[name]) if name in summaries else seen)
+    return found
 
 
-def _pipeline(columns: Columns, rows: Indices, name: str, steps: int, tokens: int) -> PipelineReport:
+def _pipeline(
+    columns: Columns, rows: Indices, name: str, steps: int, tokens: int, life: Life | None
+) -> PipelineReport:
+    """What its spans say."""
     first, last = float(columns.t0[rows].min()), float(columns.t1[rows].max())
+    life = life or Life(columns.start + first, columns.start + last)
     spent = {kind: length(_running(columns, rows, frozenset({kind}))) for kind in SUBSTAGES}
+    pauses = np.array(life.pauses, dtype=np.float64).reshape(-1, 2) - columns.start
+    waiting = life.ended - life.arrived - length(join(columns.when(rows), union(pauses[:, 0], pauses[:, 1])))
     return PipelineReport(
         name=name,
         steps=steps,
         first=first,
         last=last,
+        seconds=life.seconds,
         tokens=tokens,
-        kinds={kind: _fraction(seconds, last - first) for kind, seconds in spent.items() if seconds},
-        waiting=_fraction(max(0.0, last - first - length(columns.when(rows))), last - first),
+        kinds={kind: _fraction(seconds, life.seconds) for kind, seconds in spent.items() if seconds},
+        waiting=_fraction(max(0.0, waiting), life.seconds),
+    )
+
+
+def _with_figures(seen: PipelineReport, known: Summary) -> PipelineReport:
+    """What the metrics of its steps say, where they say it."""
+    return replace(
+        seen,
+        steps=known.steps or seen.steps,
+        tokens=known.tokens or seen.tokens,
+        reward_first=known.reward_first,
+        reward_last=known.reward_last,
     )
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from jigsawrl import durable
 from jigsawrl.errors import JigsawError
 from jigsawrl.telemetry import jsonl
+from jigsawrl.telemetry.logreader import read_run
 from jigsawrl.telemetry.page import LEAST_SETUP, page
 from jigsawrl.telemetry.report import Report, report
-from jigsawrl.telemetry.runlog import RunLog, read_run
+from jigsawrl.telemetry.runlog import RunLog
 from jigsawrl.telemetry.sections import slowdowns
 from jigsawrl.telemetry.text import clock, duration
 from jigsawrl.telemetry.timeline import chrome_trace
@@ -49,6 +50,7 @@ class RunReport:
             "slowdowns": slowdowns(self.log, self.report),
             "predictions": [asdict(one) for one in self.log.predictions],
             "incidents": [asdict(one) for one in self.log.incidents],
+            "outages": [asdict(one) for one in self.log.outages],
         }
 
     def notes(self) -> Iterator[str]:
@@ -61,7 +63,7 @@ class RunReport:
         """The first few, a line each."""
         failures = [one for one in self.log.incidents if one.failure]
         for one in failures[:_MOST_FAILURES]:
-            yield f"{clock(one.t - self.log.start)} {one.pipeline} {one.event}: {one.headline}"
+            yield f"{clock(one.t - self.log.start)} {one.who} {one.event}: {one.headline}"
         if len(failures) > _MOST_FAILURES:
             yield f"and {len(failures) - _MOST_FAILURES:,} failures more"
 
@@ -82,7 +84,7 @@ def run_report(run: Path) -> RunReport:
     """Reads a run folder, finished or not; a JigsawError where it is not one."""
     log = read_run(run)
     found = report(
-        log.spans, log.workers, start=log.start, end=log.end, arrivals=log.arrivals, tokens=log.tokens
+        log.spans, log.workers, start=log.start, end=log.end, lives=log.lives, summaries=log.summaries
     )
     return RunReport(run, log, found)
 

@@ -1,6 +1,5 @@
 """The parts of the page below the timeline: HTML from figures, each a function of what it shows."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from statistics import median
@@ -9,7 +8,7 @@ from jigsawrl.telemetry.axes import log_ticks, ticks, time_ticks
 from jigsawrl.telemetry.bands import Band
 from jigsawrl.telemetry.charts import Axis, Point, Series, curves, scatter, span_of, thinned
 from jigsawrl.telemetry.palette import css_name
-from jigsawrl.telemetry.report import CAUSES, Cause, Report, mostly
+from jigsawrl.telemetry.report import CAUSES, Cause, PipelineReport, Report, mostly
 from jigsawrl.telemetry.runlog import Incident, Prediction, RunLog
 from jigsawrl.telemetry.text import clock, duration, number
 
@@ -19,10 +18,9 @@ _MOST_INCIDENTS = 200
 _WORDS = {
     "died": "died",
     "failed": "failed",
-    "interrupted": "interrupted",
+    "killed": "killed",
     "error": "sub-stage failed",
     "recovered": "recovered",
-    "resume": "resumed",
     "warning": "warning",
 }
 
@@ -78,7 +76,7 @@ def throughput(log: RunLog, report: Report, colours: Mapping[str, int]) -> str:
         if slow:
             row.append(f"{slow[pipeline.name]:.2f}×" if pipeline.name in slow else "")
         if log.rewards:
-            row.append(_change(log.rewards.get(pipeline.name, [])))
+            row.append(_change(pipeline))
         rows.append([*row, f'<span class="dim">{mostly(pipeline)}</span>'])
     steps = sum(pipeline.steps for pipeline in report.pipelines)
     total = ["all", f"{steps:,}", "", f"{report.tokens:,}", _rate(report.tokens_per_second)]
@@ -90,12 +88,12 @@ def _rate(rate: float | None) -> str:
     return f"{rate:,.0f}" if rate else ""
 
 
-def _change(rewards: Sequence[tuple[int, float]]) -> str:
-    """The first step's reward and the mean of the last twentieth."""
-    if not rewards:
+def _change(pipeline: PipelineReport) -> str:
+    """Its first and its last reward."""
+    first, last = pipeline.reward_first, pipeline.reward_last
+    if first is None and last is None:
         return ""
-    last = rewards[-max(1, min(10, len(rewards) // 20)) :]
-    return f"{number(rewards[0][1])} → {number(math.fsum(value for _, value in last) / len(last))}"
+    return " → ".join("?" if reward is None else number(reward) for reward in (first, last))
 
 
 def worker_bars(report: Report, bands: Sequence[Band]) -> Iterator[str]:
@@ -231,9 +229,7 @@ def incidents(found: Sequence[Incident], start: float, colours: Mapping[str, int
     rows = [
         [
             clock(one.t - start),
-            chip(f"p{colours[one.pipeline]}", one.pipeline)
-            if one.pipeline in colours
-            else escape(one.pipeline),
+            chip(f"p{colours[one.pipeline]}", one.pipeline) if one.pipeline in colours else escape(one.who),
             f'<span class="{tone(one)}">{_WORDS[one.event]}</span>',
             _reason(one),
         ]

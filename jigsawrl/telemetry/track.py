@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from jigsawrl.telemetry.figures import rate
+
 
 @dataclass(slots=True)
 class Track:
@@ -36,11 +38,11 @@ class Track:
 
 
 def figures(values: Mapping[str, float]) -> dict[str, float]:
-    """Those of the figures that are there, in the order in which they are shown."""
+    """The figures of one step, those that are there, in the order in which they are shown."""
     tokens, seconds = values.get("perf/tokens"), values.get("timing_s/step")
     found = {
         "reward": values.get("reward/mean"),
-        "tokens/s": tokens / seconds if tokens is not None and seconds else None,
+        "tokens/s": None if tokens is None or seconds is None else rate(tokens, seconds),
         "length": values.get("response_length/mean"),
         "loss": values.get("actor/loss"),
         "kl": values.get("actor/kl"),

@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 
 from jigsawrl import durable
 from jigsawrl.errors import JigsawError
+from jigsawrl.surface import option
 
 FORMAT = 2
 PIECE, THREADS = 32 << 20, 16
@@ -85,7 +86,7 @@ class CheckpointStore:
             reason = error.strerror if isinstance(error, OSError) else str(error).rpartition("I/O error: ")[2]
             raise JigsawError(
                 f"the checkpoint of step {step} could not be written to {self._folder}: {reason}\n"
-                "Earlier checkpoints are as they were; mend the cause and continue with --resume"
+                f"Earlier checkpoints are as they were; mend the cause and continue with {option('resume')}"
             ) from error
         self._delete_old(step)
         return target

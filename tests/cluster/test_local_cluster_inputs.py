@@ -152,6 +152,12 @@ REFUSED = {
     "pausing a job": Case(
         "pause MADE first", 2, "MADE: is a cluster, whose jobs cannot be paused, only cancelled"
     ),
+    "pausing a job by its folder": Case(
+        "pause c/jobs/first first",
+        2,
+        "c/jobs/first: is a job of a cluster, and can only be cancelled: 'jigsaw cancel c first'",
+        files=(("c/cluster.db", ""), ("c/jobs/first/config.yaml", JOB)),
+    ),
 }
 DONE = {
     "submit": Case(

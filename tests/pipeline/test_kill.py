@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from small_runs import learned
 
+from jigsawrl.telemetry.logreader import read_run
+from jigsawrl.underway import is_under_way
+
 RUN_FILE = """
 name: killed
 seed: 3
@@ -100,6 +103,7 @@ def test_no_process_outlives_a_killed_run(tmp_path):
     while left_behind(process.pid) and time.monotonic() < deadline:
         os.sched_yield()  # a process is seen for a moment after its files are closed
     assert left_behind(process.pid) == []
+    assert [(one.event, one.failure) for one in read_run(tmp_path / "out").incidents] == [("killed", True)]
 
 
 @pytest.mark.slow
@@ -110,8 +114,13 @@ def test_ctrl_c_finishes_the_step_and_the_run_goes_on_from_there(tmp_path):
     for line in process.stdout:
         if b"1/1000" in line:
             break
+    out = tmp_path / "out"
+    assert is_under_way(out)
+    assert read_run(out).incidents == []
     os.killpg(process.pid, signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
+    assert not is_under_way(out)
+    assert [(one.event, one.failure) for one in read_run(out).incidents] == [("interrupted", False)]
     assert process.returncode == 130, rest.decode()
     (checkpoint,) = (tmp_path / "out" / "checkpoints").iterdir()
     done = json.loads((checkpoint / "manifest.json").read_text())["step"]

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from small_runs import SMALL, learned, metrics, train
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.telemetry.runreport import run_report
 
 AGENTIC = {
     "task": {"kind": "calculator", "max_number": 9, "size": 32, "latency": 0.0, "max_turns": 3},
@@ -154,6 +155,26 @@ def test_a_reward_that_raises_hangs_or_dies_counts_as_zero_or_stops_the_run(body
     target["on_error"] = "stop"
     with pytest.raises(JigsawError, match=says):
         train(tmp_path / "stop", steps=1, task=task, model=model, rollout={"samples": 2})
+
+
+def test_a_run_that_was_killed_and_resumed_has_the_same_figures_everywhere(tmp_path):
+    out = tmp_path / "run"
+    train(out, steps=2)
+    log = out / "events.jsonl"
+    *lines, finished = log.read_text().splitlines(keepends=True)
+    assert json.loads(finished)["event"] == "finished"
+    log.write_text("".join(lines))  # as a kill leaves it
+    summary = train(out, steps=4, resume=True).summary
+    found = run_report(out).as_dict()
+    (pipeline,) = found["report"]["pipelines"]
+    for figure in ("seconds", "tokens", "tokens_per_second"):
+        assert summary.as_dict()[figure] == pipeline[figure] == found["report"][figure]
+    assert (summary.reward_first, summary.reward_last) == (pipeline["reward_first"], pipeline["reward_last"])
+    times = {event["event"]: event["t"] for event in map(json.loads, log.read_text().splitlines())}
+    before = json.loads(lines[-1])["t"] - json.loads(lines[0])["t"]
+    assert summary.seconds == pytest.approx(before + times["finished"] - times["resume"], abs=0.02)
+    assert summary.tokens == sum(row["perf/tokens"] for row in metrics(out))
+    assert [one["event"] for one in found["incidents"]] == ["killed"]
 
 
 def test_a_run_that_finds_nothing_to_resume_from_says_that_it_begins_again(tmp_path, capsys):

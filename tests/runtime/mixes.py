@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from jigsawrl.config.pipelines import load_mix
 from jigsawrl.runtime.launch import Outcome, run_mix
 from jigsawrl.telemetry.progress import Progress
+from jigsawrl.telemetry.runreport import run_report
 
 Results = dict[str, tuple[list[dict[str, float]], bytes]]
 """What each pipeline has learned: its metrics but the times, and its final weights."""
@@ -99,8 +102,13 @@ def run_here(
 
 def learned(out: Path) -> list[dict[str, float]]:
     """The metrics of a pipeline that must be equal between two runs: all but the times."""
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(("timing_s/", "perf/"))} for row in rows]
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("timing_s/", "perf/"))} for row in rows_of(out)
+    ]
+
+
+def rows_of(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 def result(out: Path) -> tuple[list[dict[str, float]], bytes]:
@@ -111,6 +119,50 @@ def result(out: Path) -> tuple[list[dict[str, float]], bytes]:
 def events(out: Path, kind: str) -> list[dict[str, Any]]:
     lines = (json.loads(line) for line in (out / "events.jsonl").read_text().splitlines())
     return [event for event in lines if event["event"] == kind]
+
+
+def assert_figures_agree(out: Path, found: dict[str, Any]) -> None:
+    """What `--json` said of a run is what its report says, and both are what its log says when it is added up here:
+    sessions from their first phase on, pipelines from their arrival."""
+    made = run_report(out)
+    spent, sessions = 0.0, [[]]  # type: ignore[var-annotated]
+    for event in (json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()):
+        if event["event"] in ("start", "resume") and "pipeline" not in event:
+            sessions.append([])
+        elif "pipeline" in event:
+            sessions[-1].append(event)
+    clocks: list[tuple[float, float, float]] = []  # first phase, last event, time of the run before
+    for session in sessions:
+        if began := [event["t"] for event in session if event["event"] == "predicted"]:
+            last = max(event["t"] for event in session)
+            clocks.append((began[0], last, spent))
+            spent += last - began[0]
+
+    def clock(t: float) -> float:
+        first, last, before = max(each for each in clocks if each[0] <= t) if t > clocks[0][0] else clocks[0]
+        return before + min(max(t, first), last) - first
+
+    assert found["seconds"] == made.report.seconds == pytest.approx(spent, abs=0.2)
+    assert found["tokens_per_second"] == made.report.tokens_per_second
+    assert found["tokens_per_second"] * found["seconds"] == pytest.approx(tokens_of(out))
+    for pipeline in made.report.pipelines:
+        each, name = found["pipelines"][pipeline.name], pipeline.name
+        own = [event for session in sessions for event in session if event["pipeline"] == name]
+        arrived = min(event["t"] for event in own if event["event"] == "arrived")
+        steps = [event for event in own if event["event"] == "step"]
+        last = next(session for session in reversed(sessions) if any(each in steps for each in session))
+        ends = [each for each in last if each["event"] in ("finished", "cancelled")]
+        ended = max(each["t"] for each in ends if each["pipeline"] == name)
+        for figure in ("seconds", "tokens", "tokens_per_second", "reward_first", "reward_last"):
+            assert each[figure] == getattr(pipeline, figure)
+        told = {event["event"]: event["t"] for event in own if event["event"] in ("pause", "resume")}
+        paused = clock(told["resume"]) - clock(told["pause"]) if "pause" in told else 0.0
+        assert each["seconds"] == pytest.approx(clock(ended) - clock(arrived) - paused, abs=0.2)
+        assert each["tokens"] == sum(row["perf/tokens"] for row in rows_of(out / name))
+
+
+def tokens_of(out: Path) -> float:
+    return sum(row["perf/tokens"] for path in out.glob("*/metrics.jsonl") for row in rows_of(path.parent))
 
 
 # Commands

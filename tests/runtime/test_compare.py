@@ -93,8 +93,15 @@ def test_the_figures_and_the_page_are_written(done: Done, found: dict[str, Any])
 def test_the_report_of_each_agrees_with_the_table(done: Done, found: dict[str, Any]) -> None:
     for each in found["policies"]:
         made = run_report(done.out / each["policy"])
-        assert made.report.tokens == each["tokens"]
-        assert made.report.tokens_per_second == pytest.approx(each["tokens_per_second"], rel=0.1)
+        for figure in ("seconds", "tokens", "tokens_per_second"):
+            assert made.report.as_dict()[figure] == each[figure]
+        for pipeline in made.report.pipelines:
+            fate = each["pipelines"][pipeline.name]
+            assert (pipeline.seconds, pipeline.tokens) == (fate["seconds"], fate["tokens"])
+            assert (pipeline.reward_first, pipeline.reward_last) == (
+                fate["reward_first"],
+                fate["reward_last"],
+            )
         assert made.log.setup == each["setup_seconds"] > 0
 
 

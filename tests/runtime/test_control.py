@@ -9,9 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from mixes import assert_figures_agree
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.runtime.control import Control, ask
+from jigsawrl.telemetry.logreader import read_run
+from jigsawrl.underway import under_way
 
 SUMS = """
 steps: {steps}
@@ -81,6 +84,8 @@ def test_a_pipeline_joins_another_is_paused_resumed_and_cancelled(tmp_path: Path
         output, _ = process.communicate(timeout=60)
     finally:
         process.kill()
+    assert_figures_agree(run, json.loads(output))
+    assert read_run(run).incidents == []  # all of it was its user's will
     result = json.loads(output)["pipelines"]
     assert result["long"]["ended"] == "cancelled"
     assert result["short"]["ended"] == "finished"
@@ -116,6 +121,54 @@ def test_nonsense_is_answered_and_forgotten(tmp_path: Path) -> None:
     control.close()
     with pytest.raises(JigsawError, match="neither a run of several pipelines nor a cluster"):
         ask(tmp_path, do="hello")
+
+
+ONE = "task: {kind: arithmetic}\n"
+SEVERAL = "workers: 1\npipelines:\n  long: {run: long.yaml}\n"
+
+
+def said_of(run: Path, do: str = "pause") -> str:
+    with pytest.raises(JigsawError) as raised:
+        ask(run, do=do, pipeline="sums")
+    return str(raised.value).removeprefix(f"{run}: ")
+
+
+def test_a_run_of_one_pipeline_says_so_and_what_to_do_and_that_it_has_ended_only_when_it_has(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.yaml").write_text(ONE)
+    stop = "Ctrl-C where it was started ends it after its step, and 'jigsaw run FILE --resume' goes on from there"
+    hint = "\n(a run whose file has `pipelines` can be told more while it runs)"
+    with under_way(tmp_path):
+        assert {
+            do: said_of(tmp_path, do).removesuffix(hint) for do in ("pause", "resume", "cancel", "submit")
+        } == {
+            "pause": f"has one pipeline and cannot be paused; {stop}",
+            "resume": "has one pipeline, which is under way and not paused",
+            "cancel": f"has one pipeline and cannot be cancelled from here; {stop}",
+            "submit": "has one pipeline and takes no other; start a run of its own for what you submit",
+        }
+    assert said_of(tmp_path) == "has ended; nothing to talk to"
+
+
+def test_a_run_of_several_that_is_being_set_up_has_not_ended(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(SEVERAL)
+    with under_way(tmp_path):
+        assert said_of(tmp_path) == "is still being set up; try again in a moment"
+        (tmp_path / "control.json").write_text(json.dumps({"socket": "jigsawrl-nobody", "pid": 1}))
+        assert said_of(tmp_path).startswith("does not answer yet (")
+    (tmp_path / "control.json").unlink()
+    assert said_of(tmp_path) == "has ended; nothing to talk to"
+
+
+def test_the_folder_of_one_pipeline_of_a_run_names_that_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(SEVERAL)
+    (tmp_path / "long").mkdir()
+    (tmp_path / "long" / "config.yaml").write_text(ONE)
+    with under_way(tmp_path):
+        assert (
+            said_of(tmp_path / "long") == f"is one pipeline of a run; name the folder of the run: {tmp_path}"
+        )
 
 
 def test_a_run_that_was_killed_does_not_answer(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from mixes import (
     STEPS,
     SUMS,
     Results,
+    assert_figures_agree,
     assert_nothing_is_left,
     events,
     learned,
@@ -25,9 +26,10 @@ from mixes import (
     write_mix,
 )
 
-from jigsawrl.cli_runs import run_several, summary_of, table_of
+from jigsawrl.cli_runs import as_dict, run_several, table_of
 from jigsawrl.runtime.member import RETRIES
 from jigsawrl.runtime.shares import Cores
+from jigsawrl.telemetry.logreader import read_run
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +112,7 @@ def test_a_reward_that_segfaults_costs_its_pipeline_the_reward_and_the_others_no
     outcome = run_here(write_mix(tmp_path, "jigsaw", a=SUMS, bad=bad), out)
     assert [each.how for each in outcome.pipelines] == ["finished"] * 2
     assert [row["reward/errors"] for row in learned(out / "bad")] == [4.0] * STEPS
-    table = table_of(outcome, {each.name: summary_of(each.out) for each in outcome.pipelines})
+    table = table_of(outcome)
     assert list(table.columns[-1].cells) == ["finished", f"finished; {4 * STEPS} rewards failed"]
     assert result(out / "a") == alone["a"]
     assert_nothing_is_left(tmp_path / "out")
@@ -165,7 +167,8 @@ def test_the_scheduler_is_killed_and_resume_goes_on_with_all(alone: Results, tmp
     command.signal(signal.SIGKILL)
     command.end()
     command.assert_nothing_is_left(store=False)
-    run_here(mix, out, resume=True)
+    assert_figures_agree(out, as_dict(run_here(mix, out, resume=True)))
+    assert [one.event for one in read_run(out).incidents] == ["killed"]
     assert {name: result(out / name) for name in "ab"} == alone
     assert max(event["step"] for event in events(out, "arrived") if event["pipeline"] == "b") > 0
     assert_nothing_is_left(out)  # that of the killed one is gone too

@@ -8,7 +8,20 @@ import time
 from pathlib import Path
 
 import pytest
-from mixes import CALC, SUMS, Results, assert_nothing_is_left, result, run_here, start, write_mix
+from mixes import (
+    CALC,
+    SUMS,
+    Results,
+    assert_figures_agree,
+    assert_nothing_is_left,
+    result,
+    run_here,
+    start,
+    write_mix,
+)
+
+from jigsawrl.cli_runs import as_dict
+from jigsawrl.telemetry.logreader import read_run
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +41,7 @@ def test_ctrl_c_finishes_steps_saves_and_resume_goes_on(alone: Results, tmp_path
     (saved,) = (out / "b" / "checkpoints").iterdir()
     assert saved.name == f"step-{b.steps:06d}"
     assert_nothing_is_left(out)
-    run_here(mix, out, resume=True)
+    assert_figures_agree(out, as_dict(run_here(mix, out, resume=True)))
     assert {name: result(out / name) for name in "ab"} == alone
 
 
@@ -53,6 +66,7 @@ def test_ctrl_c_twice_ends_everything_at_once(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt, match="stopped at once; go on with --resume"):
         run_here(mix, out, lambda name, step: press(2))
     assert time.monotonic() - began < 30  # the tools take longer
+    assert {(one.event, one.failure) for one in read_run(out).incidents} == {("interrupted", False)}
     assert_nothing_is_left(out)
 
 

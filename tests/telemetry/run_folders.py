@@ -37,6 +37,7 @@ def two_pipelines() -> list[Event]:
         ran("tool", "<search>", 1, 1, 6, 8),
         at(7, "recovered", pipeline="<search>", step=1),
         at(8, "step", pipeline="<search>", step=1),
+        at(8, "finished", pipeline="<search>", step=1),
         ran("grad", "sums", 0, 1, 6, 10),
         ran("grad", "sums", 1, 1, 8, 10),
         at(10, "step", pipeline="sums", step=1),

@@ -75,9 +75,9 @@ def test_a_page_tells_what_happened(tmp_path: Path) -> None:
     assert said["throughput"] == (
         "|Throughput and slowdown"
         "|pipeline|steps|s/step|tokens|tokens/s|slowdown|reward|its time goes to"
-        "|<search>|1|4.000|0|0.125 → 0.125|tool 50%, grad 50%"
-        "|sums|1|10.0|808|81|2.50×|0.250 → 0.500|decode 40%, grad 40%, tail 20%"
-        "|all|2|808|81"
+        "|<search>|1|8.000|0|0.125 → 0.125|waiting 50%, tool 25%, grad 25%"
+        "|sums|2|5.000|808|81|1.25×|0.250 → 0.500|decode 40%, grad 40%, tail 20%"
+        "|all|3|808|81"
     )
     assert "|Over time|" in said["rewards"]
     assert "|Over steps|" in said["rewards"]
@@ -179,6 +179,7 @@ def test_a_hundred_thousand_spans_make_a_small_page_soon(tmp_path: Path) -> None
         name = f"p{random.integers(8)}"
         events.append(ran(kind, name, worker, index // 1000, t0, t0 + lasts, share=0.5))
     events += [at(float(clocks.max()), "warning", pipeline="p0", text=f"warning {n}") for n in range(5000)]
+    events.append(at(float(clocks.max()), "end"))
     folder = run_folder(tmp_path, events, {f"p{n}": random.random(2000).tolist() for n in range(8)})
     start = time.process_time()
     page = write_report(folder)
@@ -325,7 +326,7 @@ CASES = {
     "bad": Case(
         "report bad --json",
         2,
-        "jigsaw: bad/events.jsonl, line 19 is not a JSON object; remove that line\n",
+        "jigsaw: bad/events.jsonl, line 20 is not a JSON object; remove that line\n",
     ),
     "torn": Case("report torn", 0, "", None),
     "table": Case("report night", 0, "", None),

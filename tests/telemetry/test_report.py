@@ -10,6 +10,7 @@ from rich.console import Console
 
 from jigsawrl.telemetry.columns import to_columns
 from jigsawrl.telemetry.events import SUBSTAGES
+from jigsawrl.telemetry.figures import Life
 from jigsawrl.telemetry.report import CAUSES, Report, ReportTable, report, worker_times
 from jigsawrl.telemetry.timeline import WAITS, Span
 
@@ -104,7 +105,7 @@ def test_a_gap_within_a_pipeline_is_a_dependency_and_one_before_it_arrives_an_em
         Span("decode", "b", (0,), 1, 20, 21),
     ]
     assert bubbles(report(spans, 1)) == [{"dependency": 7}]
-    found = report(spans, 1, start=8, end=25, arrivals={"a": 9, "b": 19})
+    found = report(spans, 1, start=8, end=25, lives={"a": Life(9, 14), "b": Life(19, 21)})
     assert bubbles(found) == [{"dependency": 3, "empty queue": 10}]
     assert (found.start, found.seconds) == (8, 17)
 
