@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from jigsawrl import durable
+from jigsawrl.config.started import RESOLVED, as_started
 from jigsawrl.errors import JigsawError
 from jigsawrl.model.spec import read_spec
 from jigsawrl.model.tokenizer import load_tokenizer
@@ -39,6 +40,7 @@ from jigsawrl.pipeline.surroundings import Alone, Stopped, Surroundings
 from jigsawrl.pipeline.trajectory import Trajectory, make_batch
 from jigsawrl.pipeline.warmup import prepare_base
 from jigsawrl.pipeline.workers import Workers, set_up_torch
+from jigsawrl.telemetry.events import EVENTS_FILE
 from jigsawrl.telemetry.metrics import METRICS_FILE
 from jigsawrl.telemetry.summary import Summary, summarize
 from jigsawrl.trainer.batch import Batch
@@ -68,10 +70,13 @@ def run(
         # Of one among several the folder stays, and says what it was.
         accepted = stack.enter_context(gone_if_refused(out)) if around is None else lambda: None
         around = around or Alone()
+        config = as_started(config, out, out / EVENTS_FILE, resume, progress.message)
         out.mkdir(parents=True, exist_ok=True)
-        durable.replace(out / "config.yaml", config.to_yaml().encode())
+        durable.replace(out / RESOLVED, config.to_yaml().encode())
         device = choose_device(config)
-        stack.callback(torch.set_num_threads, torch.get_num_threads())  # the caller's, who may go on computing
+        stack.callback(
+            torch.set_num_threads, torch.get_num_threads()
+        )  # the caller's, who may go on computing
         set_up_torch(config, device)
         if config.threads not in (None, config.thread_limit):
             progress.message(

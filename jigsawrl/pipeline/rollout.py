@@ -9,6 +9,7 @@ The engine never waits for user code: finished samples leave, observations come 
 
 from __future__ import annotations
 
+import datetime
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -43,6 +44,8 @@ class RolloutSettings:
     params: SamplingParams
     max_prompt_tokens: int
     max_positions: int
+    date: datetime.date | None
+    """What a chat template writes as today's; None: the clock's."""
 
 
 def rollout_of(config: RunConfig, tokenizer: Tokenizer, engine: Generation, longest: int) -> Rollout:
@@ -59,7 +62,7 @@ def rollout_of(config: RunConfig, tokenizer: Tokenizer, engine: Generation, long
         ignore_eos=rollout.ignore_eos,
     )
     settings = RolloutSettings(
-        config.seed, config.name, rollout.samples, params, rollout.max_prompt_tokens, longest
+        config.seed, config.name, rollout.samples, params, rollout.max_prompt_tokens, longest, rollout.date
     )
     return Rollout(engine, tokenizer, load_task(config.task, config.seed), settings)
 
@@ -77,7 +80,7 @@ class Rollout:
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
-        self.dialogue = Dialogue(tokenizer)
+        self.dialogue = Dialogue(tokenizer, settings.date)
         self.task = task
         self.settings = settings
         self.on_wait = on_wait

@@ -28,6 +28,8 @@ _EPOCH = time.time() - time.perf_counter()
 _MAX_BUFFERED_S = 1.0
 _MAX_BUFFERED_LINES = 256
 _MAX_GAP_S = 0.05
+EVENTS_FILE = "events.jsonl"
+"""In a run folder."""
 
 
 def now() -> float:
