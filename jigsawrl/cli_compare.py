@@ -17,6 +17,7 @@ from rich.text import Text
 from jigsawrl.cli_output import FAILED, INTERRUPTED, stdout_on_stderr
 from jigsawrl.cli_runs import figure, summary_of
 from jigsawrl.telemetry.comparison import Comparison
+from jigsawrl.telemetry.summary import cut_off_share
 from jigsawrl.telemetry.text import duration, number
 
 if TYPE_CHECKING:
@@ -58,12 +59,20 @@ def compare_for_real(mix: Mix, policies: Sequence[str] | None, out: Path | None,
 def learned(run: Path, pipelines: Sequence[str]) -> Table:
     """What the pipelines of a run made of their rewards."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=f"mean reward under {run.name}")
-    for name in ("pipeline", "steps", "first reward", "last"):
+    summaries = {name: found for name in pipelines if (found := summary_of(run / name)) is not None}
+    cut_off = {name: cut_off_share(summary) for name, summary in summaries.items()}
+    for name in (
+        "pipeline",
+        "steps",
+        "first reward",
+        "last",
+        *(["cut off"] if any(cut_off.values()) else []),
+    ):
         table.add_column(name, justify="left" if name == "pipeline" else "right", no_wrap=True)
-    for name in pipelines:
-        summary = summary_of(run / name)
-        if summary is not None:
-            table.add_row(name, str(summary.steps), figure(summary.reward_first), figure(summary.reward_last))
+    for name, summary in summaries.items():
+        rewards = figure(summary.reward_first), figure(summary.reward_last)
+        shares = [cut_off[name]] if any(cut_off.values()) else []
+        table.add_row(name, str(summary.steps), *rewards, *shares)
     return table
 
 

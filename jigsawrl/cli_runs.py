@@ -15,7 +15,7 @@ from jigsawrl.cli_output import FAILED, INTERRUPTED
 from jigsawrl.config import text
 from jigsawrl.config.pipelines import load_mix
 from jigsawrl.telemetry.metrics import METRICS_FILE
-from jigsawrl.telemetry.summary import Summary, counted, summarize
+from jigsawrl.telemetry.summary import Summary, counted, cut_off_share, summarize
 from jigsawrl.telemetry.text import duration, number
 
 if TYPE_CHECKING:
@@ -83,10 +83,13 @@ def table_of(outcome: Outcome, summaries: dict[str, Summary | None]) -> Table:
 
 
 def ended(pipeline: Ended, summary: Summary | None) -> str:
-    """How it did, and how many rewards it did without."""
-    said = ": ".join(filter(None, (pipeline.how, pipeline.reason.partition("\n")[0])))
-    failed = summary.reward_errors if summary else 0
-    return f"{said}; {counted(failed, 'reward')} failed" if failed else said
+    """How it did, how many rewards it did without, and how many samples were cut off."""
+    said = [": ".join(filter(None, (pipeline.how, pipeline.reason.partition("\n")[0])))]
+    if summary and summary.reward_errors:
+        said.append(f"{counted(summary.reward_errors, 'reward')} failed")
+    if summary and (cut_off := cut_off_share(summary)):
+        said.append(f"{cut_off} of samples cut off")
+    return "; ".join(said)
 
 
 def figure(value: float | None) -> str:
@@ -110,6 +113,7 @@ def as_dict(outcome: Outcome, summaries: dict[str, Summary | None]) -> dict[str,
                 "reward_first": summary.reward_first if (summary := summaries[each.name]) else None,
                 "reward_last": summary.reward_last if summary else None,
                 "tokens": summary.tokens if summary else 0,
+                "cut_off": summary.cut_off if summary else None,
             }
             for each in outcome.pipelines
         },

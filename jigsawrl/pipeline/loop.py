@@ -34,9 +34,11 @@ from jigsawrl.pipeline.advantages import (
 )
 from jigsawrl.pipeline.journal import Journal
 from jigsawrl.pipeline.losses import aggregation_weights, kl_estimate, mean_metrics
+from jigsawrl.pipeline.no_signal import NoSignal
 from jigsawrl.pipeline.prompts import PromptSource
 from jigsawrl.pipeline.rollout import Rollout, rollout_of
 from jigsawrl.pipeline.surroundings import Alone, Stopped, Surroundings
+from jigsawrl.pipeline.tasks.data import ignored_columns
 from jigsawrl.pipeline.trajectory import Trajectory, make_batch
 from jigsawrl.pipeline.warmup import prepare_base
 from jigsawrl.pipeline.workers import Workers, set_up_torch
@@ -102,6 +104,9 @@ def run(
         accepted()
         journal = Journal(config, out, around.events(out), pipeline.done, resume, progress)
         ended = "failed"
+        at_start = pipeline.done == 0
+        if at_start and config.task.kind == "data" and (ignored := ignored_columns(rollouts.task)):
+            journal.say_once(ignored)
         try:
             with around.stopping() as interrupted:
                 while pipeline.done < config.steps and not interrupted():
@@ -169,6 +174,7 @@ class Pipeline:
         self.workers = workers
         self.rollouts = rollouts
         self.source = PromptSource(prompts, config.seed)
+        self.no_signal = NoSignal(config)
         self.done = 0
         self.workers.all("sync_weights", 0)
 
@@ -232,6 +238,8 @@ class Pipeline:
                 f"step {self.done + 1}: there is nothing to learn from, as every one of its {len(errors)} samples "
                 f"failed to be rewarded: {errors[0]}"
             )
+        if said := self.no_signal.look(self.done + 1, everything):
+            journal.say_once(said)
         values = rollout_metrics(everything)
         if sampling is not None:
             values["rollout/rounds"] = rounds

@@ -26,6 +26,8 @@ STAGES = {
     "timing_s/update_weights": "weight sync",
     "timing_s/checkpoint": "checkpoints",
 }
+CUT_OFF_SHOWN = 0.01
+"""Least share of cut-off samples that tables show."""
 _SPARKLINE = 40
 _BAR = 16
 
@@ -54,6 +56,8 @@ class Summary:
     stages: list[Stage]
     reward_errors: int
     non_finite: dict[str, int]
+    cut_off: float | None
+    """Share of samples that ended at a limit of tokens or turns, mean of all steps."""
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -84,6 +88,7 @@ def summarize(path: Path) -> Summary:
         stages=_stages(rows, seconds),
         reward_errors=round(math.fsum(_column(rows, "reward/errors"))),
         non_finite=_non_finite(rows),
+        cut_off=_mean(_column(rows, "response_length/clip_ratio")),
     )
 
 
@@ -136,6 +141,8 @@ class SummaryTable:
             self._add_results(table, plain)
         else:
             table.add_row("steps", "none was finished")
+        if cut_off := cut_off_share(summary):
+            table.add_row("cut off", Text(f"{cut_off} of the samples, at the limit of tokens or turns"))
         if summary.reward_errors:
             table.add_row(
                 "errors", Text(f"{counted(summary.reward_errors, 'reward')} failed", style="yellow")
@@ -167,6 +174,12 @@ class SummaryTable:
             table.add_row("time", duration(summary.seconds))
         if summary.stages:
             table.add_row("", _stage_grid(summary.stages, "#" if plain else "█"))
+
+
+def cut_off_share(summary: Summary) -> str:
+    """Share of samples that were cut off, if it is worth a word."""
+    share = summary.cut_off or 0.0
+    return f"{share:.0%}" if share >= CUT_OFF_SHOWN else ""
 
 
 def counted(count: int, noun: str) -> str:
