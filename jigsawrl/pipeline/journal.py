@@ -97,9 +97,9 @@ class Journal:
         self.progress.update(self.pipeline, self.step, self.last)
         self.started, self.timings = now(), {}  # what comes between two steps counts to the later one
 
-    def say_once(self, text: str) -> None:
+    def say_once(self, text: str, event: str = "warning") -> None:
         """Tells the user what is told once in a run, however many warnings there are."""
-        self.events.emit("warning", pipeline=self.pipeline, step=self.step, text=text)
+        self.events.emit(event, pipeline=self.pipeline, step=self.step, text=text)
         self.progress.message(text)
 
     def warn(self, text: str) -> None:

@@ -104,6 +104,8 @@ def run(
         accepted()
         journal = Journal(config, out, around.events(out), pipeline.done, resume, progress)
         ended = "failed"
+        if (decoding := workers.first("decoding")) is not None:
+            journal.say_once(decoding, "decoding")
         at_start = pipeline.done == 0
         if at_start and config.task.kind == "data" and (ignored := ignored_columns(rollouts.task)):
             journal.say_once(ignored)

@@ -1,4 +1,4 @@
-"""A run that cannot learn says so, once."""
+"""What a run says once: that it cannot learn, what it does not use, what decodes on its GPU."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small_runs import COLD, config, train
 
+from jigsawrl.config import RunConfig
+from jigsawrl.engine.decoding import Decoded, told_of_decoding, why_not_kernels
+from jigsawrl.pipeline.loop import run
 from jigsawrl.pipeline.no_signal import NoSignal
+from jigsawrl.pipeline.surroundings import Alone
 from jigsawrl.pipeline.trajectory import Trajectory
+from jigsawrl.pipeline.workers import LocalHandle, Workers
+from jigsawrl.telemetry.progress import Progress
 
 
 def samples(rewards: Sequence[Sequence[float]], cut_off: int = 0) -> list[Trajectory]:
@@ -92,3 +99,33 @@ def test_a_run_without_signal_and_with_columns_that_are_not_used_says_both_once(
     assert [line for line in printed if line in kept] == kept
     assert result.summary.cut_off is not None
     assert result.summary.cut_off > 0.5
+
+
+class OnAnA100(Alone):
+    """Actors that say what they would say on a GPU before Hopper."""
+
+    def workers(self, config: RunConfig, base: Path, device: str) -> Workers:
+        found = Decoded((8, 0), torch.bfloat16, 64, (64, 64, 64), deterministic=False)
+        workers = super().workers(config, base, device)
+        (handle,) = workers.handles
+        assert isinstance(handle, LocalHandle)
+        handle.actor.decoding = lambda: told_of_decoding("A100", why_not_kernels(found))  # type: ignore[method-assign]
+        return workers
+
+
+def test_a_run_says_once_which_code_decodes_on_its_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Progress(json=True) as progress:
+        run(config(steps=2, model=COLD), tmp_path / "run", False, progress, OnAnA100())
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("decoding on A100")]
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert said == [event["text"] for event in events if event["event"] == "decoding"]
+    assert len(said) == 1
+
+
+def test_on_a_cpu_there_is_one_way_to_decode_and_nothing_to_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "run", steps=1, model=COLD)
+    assert "decoding" not in capsys.readouterr().err
