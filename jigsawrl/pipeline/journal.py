@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jigsawrl.telemetry.events import EventSink, PassSpan, Substage, now
 from jigsawrl.telemetry.metrics import Metrics
+from jigsawrl.telemetry.summary import STAGES
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
@@ -49,6 +50,7 @@ class Journal:
     def stage(self, name: str, substage: Substage | None = None) -> Iterator[None]:
         """Times a stage under the name users know; with `substage`, it is one sub-stage of the event log too."""
         t0 = now()
+        self.progress.doing(self.pipeline, self.step, STAGES.get(f"timing_s/{name}", name))
         if substage is None:
             yield
         else:
@@ -62,6 +64,10 @@ class Journal:
         fields: dict[str, Any] = {"workers": list(range(self.workers))} if self.workers > 1 else {}
         with self.events.span(substage, pipeline=self.pipeline, step=self.step, **fields):
             yield
+
+    def samples(self, done: int, of: int) -> None:
+        """So many of a rollout's samples have ended."""
+        self.progress.doing(self.pipeline, self.step, STAGES["timing_s/gen"], done, of)
 
     def passes(self, spans: list[list[PassSpan]]) -> None:
         """The passes of each worker's engine."""

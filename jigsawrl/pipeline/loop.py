@@ -218,7 +218,7 @@ class Pipeline:
         while True:
             seen = {t.prompt for t in everything}
             missing = wanted - len({t.prompt for t in kept})
-            self.rollouts.on_wait = journal.waited
+            self.rollouts.on_wait, self.rollouts.on_ended = journal.waited, journal.samples
             fresh = self.rollouts.run(self.source.take(missing, exclude=seen), self.done)
             journal.passes(self.workers.every("end_rollout"))
             everything += fresh

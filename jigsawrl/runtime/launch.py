@@ -17,6 +17,7 @@ from jigsawrl import durable
 from jigsawrl.config import files, text
 from jigsawrl.config.messages import joined
 from jigsawrl.config.pipelines import Mix, PipelinesConfig, checked_mix, is_profile_file, run_of
+from jigsawrl.config.runfile import described
 from jigsawrl.config.runfolder import check_mix_folder
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.config.shapes import model_shape
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 PROFILE = "profile.json"
 SUBMITTED = "submitted.json"
 SHARED_MEMORY = Path("/dev/shm")
+MOST_DESCRIBED = 8
+"""Pipelines that the line at the start describes."""
 STORE_PART = 0.25
 """Of the machine's memory that states of pipelines may take in the store."""
 
@@ -115,6 +118,7 @@ def _run(
         make_bfloat16_safe()  # once, for all processes
     policy = POLICIES[mix.config.policy]
     progress.message(f"{len(members)} pipelines on {count} workers under {policy.name}; {shares.describe()}")
+    progress.opening(f"into {out}: {described_together(list(configs.values()))}")
     left = left_of(members.values()) if resume else []
     folders.remove_abandoned()
     spill = out / "store"
@@ -158,6 +162,13 @@ def _run(
     save_what_was_learned(mind, worker, out)
     write_report(out)
     return outcome_of(scheduler, out)
+
+
+def described_together(configs: Sequence[RunConfig]) -> str:
+    """Pipelines in a few words each, not more of them than one reads."""
+    told = [f"{config.name} ({described(config)})" for config in configs[:MOST_DESCRIBED]]
+    more = len(configs) - len(told)
+    return ", ".join(told) + (f", and {more} more" if more else "")
 
 
 def take_bases(members: Sequence[Member], run: Path) -> None:

@@ -26,7 +26,7 @@ STAGES = {
     "timing_s/update_weights": "weight sync",
     "timing_s/checkpoint": "checkpoints",
 }
-CUT_OFF_SHOWN = 0.01
+CUT_OFF_SHOWN = 0.05
 """Least share of cut-off samples that tables show."""
 _SPARKLINE = 40
 _BAR = 16
