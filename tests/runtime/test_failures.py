@@ -111,7 +111,9 @@ def test_a_reward_that_segfaults_costs_its_pipeline_the_reward_and_the_others_no
     assert [each.how for each in outcome.pipelines] == ["finished"] * 2
     assert [row["reward/errors"] for row in learned(out / "bad")] == [4.0] * STEPS
     table = table_of(outcome, {each.name: summary_of(each.out) for each in outcome.pipelines})
-    assert list(table.columns[-1].cells) == ["finished", f"finished; {4 * STEPS} rewards failed"]
+    fine, without = map(str, table.columns[-1].cells)
+    assert fine == "finished"
+    assert without.startswith(f"finished; {4 * STEPS} rewards failed")
     assert result(out / "a") == alone["a"]
     assert_nothing_is_left(tmp_path / "out")
 
