@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jigsawrl.model.spec import DEFAULT_POSITIONS
+
 if TYPE_CHECKING:
     from jigsawrl.config.settings import RunConfig
 
@@ -35,9 +37,7 @@ def default_max_tokens(config: RunConfig) -> int:
 def _positions(folder: Path) -> int | None:
     """The context of the model in a folder; None where that cannot be read, which is reported elsewhere."""
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(
-            "max_position_embeddings"
-        )
-    except (OSError, ValueError, AttributeError, RecursionError):
+        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return int(raw.get("max_position_embeddings", DEFAULT_POSITIONS))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
-    return found if isinstance(found, int) else None

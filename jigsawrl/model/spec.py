@@ -9,6 +9,8 @@ from typing import Any
 
 from jigsawrl.errors import JigsawError
 
+DEFAULT_POSITIONS = 2048
+"""Where config.json does not say how long a sequence may be."""
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -89,7 +91,7 @@ def spec_from_config(raw: dict[str, Any], source: Path) -> ModelSpec:
             # Where a file is silent, transformers takes 128 for Qwen3 whatever the hidden size.
             head_dim=int(raw.get("head_dim") or (128 if family == "qwen3" else hidden // heads)),
             intermediate_size=int(raw["intermediate_size"]),
-            max_positions=int(raw.get("max_position_embeddings", 2048)),
+            max_positions=int(raw.get("max_position_embeddings", DEFAULT_POSITIONS)),
             norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
             rope_scaling=_rope_scaling(rope, source),

@@ -49,9 +49,8 @@ def compare_runs(
     """Runs all of them. Where one is interrupted, nothing more is run: a KeyboardInterrupt."""
     outcomes: dict[str, Outcome] = {}
     today = datetime.date.today()
-    runs = {
-        name: dated(run, today) for name, run in mix.runs.items()
-    }  # one day for all, whenever each is run
+    # One day for all policies, whenever each of them is run.
+    runs = {name: dated(run, today) for name, run in mix.runs.items()}
     for number, policy in enumerate(policies, 1):
         under = Mix(mix.config.model_copy(update={"policy": policy}), runs)
         with progress() as shown:
