@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 STEPS = 3
 """Steps in a row that are looked at: one step, or two, may be chance."""
 MOST = 0.5
-"""Share of cut-off samples from which on it is said."""
+"""Share of cut-off samples, of each of these steps, from which on it is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class NoSignal:
             return None
         share = sum(each.cut_off for each in self._steps) / sum(each.samples for each in self._steps)
         flat = all(each.flat for each in self._steps) and not self._flat_said
-        cut_off = share >= MOST and not self._cut_off_said
+        cut_off = all(s.cut_off >= MOST * s.samples for s in self._steps) and not self._cut_off_said
         if not flat and not cut_off:
             return None
         self._flat_said, self._cut_off_said = self._flat_said or flat, self._cut_off_said or cut_off

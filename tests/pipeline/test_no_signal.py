@@ -63,6 +63,9 @@ def test_cut_off_samples_are_said_once_with_the_settings_that_cut_them_off() -> 
     ]
     assert said([step] * 8, rollout={"ignore_eos": True}) == []
     assert said([samples([[0, 1], [0, 1]], cut_off=1)] * 8) == []
+    assert said([samples([[0, 1], [0, 1]], cut_off=4)] * 2 + [samples([[0, 1], [0, 1]])] * 8) == [], (
+        "it learns"
+    )
     task = {"kind": "calculator", "max_turns": 3}
     (text,) = said([step] * 3, task=task)
     assert (

@@ -31,13 +31,13 @@ def test_a_run_says_what_it_is_and_then_what_it_is_at_and_how_many_samples_are_d
 ) -> None:
     with Listening() as progress:
         launch(config(steps=1, model=COLD, task=task), tmp_path / "run", False, progress)
-    first, last = capsys.readouterr().out.splitlines()[::2][0], progress.at
+    first, at = capsys.readouterr().out.splitlines()[0], progress.at
     assert first == f"test: a tiny model, task {task['kind']}, 1 step on 1 worker, into {tmp_path / 'run'}"
-    assert last[0] == (0, "set-up", 0, 0)
-    counts = [done for step, what, done, of in last if (step, what, of) == (1, "generation", 32)]
+    assert at[0] == (0, "set-up", 0, 0)
+    counts = [done for step, what, done, of in at if (step, what, of) == (1, "generation", 32)]
     assert counts == sorted(counts)
     assert counts[-1] == 32
-    assert [what for _, what, _, _ in last if what != "generation"] == [
+    assert [what for _, what, _, _ in at if what != "generation"] == [
         "set-up",
         "advantages",
         "update",
