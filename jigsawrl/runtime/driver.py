@@ -173,7 +173,8 @@ class Told:
     def __init__(self, line: Line) -> None:
         self.line = line
         self.counted = 0.0
-        """When its samples were last counted to the scheduler."""
+        """When the scheduler was last told how many samples are done, and in which step."""
+        self.counted_step = 0
 
     def start(self, name: str, total_steps: int, done: int = 0) -> None:
         self.line.send(Began(total_steps, done))
@@ -186,9 +187,9 @@ class Told:
 
     def doing(self, name: str, step: int, what: str, done: int = 0, of: int = 0) -> None:
         """The scheduler knows what it is at, but not how many samples are done."""
-        if of and now() - self.counted > COUNTED_S:
-            self.counted = now()
-            self.line.later(Counted(step, done, of))
+        if of and (now() - self.counted > COUNTED_S or (done == of and step == self.counted_step)):
+            self.counted, self.counted_step = now(), step
+            self.line.send(Counted(step, done, of))
 
 
 class ToldEvents(EventSink):

@@ -28,6 +28,8 @@ class Doing:
 
     def line(self, now: float) -> str:
         counted = f", {self.done:,} of {self.of:,} samples done" if self.of else ""
+        if self.of and self.done == self.of:
+            counted = f", all {self.of:,} samples done but for their rewards"
         step = f"step {self.step}, " if self.step else ""
         return f"{self.name}: {step}{self.what} for {clock(now - self.since)}{counted}"
 

@@ -182,7 +182,7 @@ def test_without_a_terminal_a_line_says_what_is_under_way_where_nothing_was_prin
         for passed in range(1, 121):
             clock.time += 1
             if 10 <= passed < 100:
-                progress.doing("sums", 1, "generation", passed, 400)
+                progress.doing("sums", 1, "generation", min(passed, 50), 50)
             if passed == 70:
                 progress.message("a warning")
             if passed == 100:
@@ -190,8 +190,8 @@ def test_without_a_terminal_a_line_says_what_is_under_way_where_nothing_was_prin
                 progress.doing("sums", 2, "update")
             progress.beat()
     assert written(console).splitlines() == [
-        "sums: step 1, generation for 0:20, 30 of 400 samples done",
-        "sums: step 1, generation for 0:50, 60 of 400 samples done",
+        "sums: step 1, generation for 0:20, 30 of 50 samples done",
+        "sums: step 1, generation for 0:50, all 50 samples done but for their rewards",
         "a warning",
         "sums 1/30  eta 48:20",
     ]
