@@ -7,16 +7,17 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jigsawrl.config import RunConfig, files
-from jigsawrl.config.runfile import anchor_paths, checked
+from jigsawrl.config.runfile import anchor_paths, checked, described
 from jigsawrl.config.runfolder import check_run_folder
 from jigsawrl.errors import JigsawError
 from jigsawrl.processes import spin_briefly
 from jigsawrl.surface import in_python
+from jigsawrl.telemetry.heartbeat import beating
 
 if TYPE_CHECKING:
     from jigsawrl.pipeline.loop import Result
@@ -84,9 +85,12 @@ def launch(config: RunConfig, out: Path, resume: bool, progress: Progress) -> Re
     check_task(config)
     for line in files.remarks(config):
         progress.message(line)
-    from jigsawrl.pipeline.loop import run
+    workers = "1 worker" if config.workers == 1 else f"{config.workers} workers"
+    progress.opening(f"{config.name}: {described(config)} on {workers}, into {out}")
+    progress.doing(config.name, 0, "set-up")
+    with _marked_children(), beating(progress.beat) if progress.beats else nullcontext():
+        from jigsawrl.pipeline.loop import run
 
-    with _marked_children():
         return run(config, out, resume, progress)
 
 

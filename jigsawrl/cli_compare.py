@@ -17,6 +17,7 @@ from rich.text import Text
 from jigsawrl.cli_output import FAILED, INTERRUPTED, stdout_on_stderr
 from jigsawrl.cli_runs import figure
 from jigsawrl.telemetry.comparison import Comparison
+from jigsawrl.telemetry.summary import cut_off_share
 from jigsawrl.telemetry.text import duration, number
 
 if TYPE_CHECKING:
@@ -58,12 +59,15 @@ def compare_for_real(mix: Mix, policies: Sequence[str] | None, out: Path | None,
 def learned(found: Comparison) -> Table:
     """What the pipelines made of their rewards under the best policy, or else the first."""
     run = next((run for run in found.runs if run.policy == found.best), found.runs[0])
+    summaries = {name: run.made.log.summaries[name] for name in run.fates if name in run.made.log.summaries}
+    cut_off = {name: cut_off_share(summary) for name, summary in summaries.items()}
+    last = ["cut off"] if any(cut_off.values()) else []
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=f"mean reward under {run.policy}")
-    for name in ("pipeline", "steps", "first reward", "last"):
+    for name in ("pipeline", "steps", "first reward", "last", *last):
         table.add_column(name, justify="left" if name == "pipeline" else "right", no_wrap=True)
-    summaries = run.made.log.summaries
-    for name, summary in ((name, summaries[name]) for name in run.fates if name in summaries):
-        table.add_row(name, str(summary.steps), figure(summary.reward_first), figure(summary.reward_last))
+    for name, summary in summaries.items():
+        rewards = figure(summary.reward_first), figure(summary.reward_last)
+        table.add_row(name, str(summary.steps), *rewards, *([cut_off[name]] if last else []))
     return table
 
 

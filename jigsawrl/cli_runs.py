@@ -14,7 +14,7 @@ from rich.table import Table
 from jigsawrl.cli_output import FAILED, INTERRUPTED
 from jigsawrl.config import text
 from jigsawrl.config.pipelines import load_mix
-from jigsawrl.telemetry.summary import counted
+from jigsawrl.telemetry.summary import counted, cut_off_share
 from jigsawrl.telemetry.text import duration, number
 
 if TYPE_CHECKING:
@@ -76,10 +76,14 @@ def table_of(outcome: Outcome) -> Table:
 
 
 def ended(pipeline: Ended) -> str:
-    """How it did, and how many rewards it did without."""
-    said = ": ".join(filter(None, (pipeline.how, pipeline.reason.partition("\n")[0])))
-    failed = pipeline.summary.reward_errors if pipeline.summary else 0
-    return f"{said}; {counted(failed, 'reward')} failed" if failed else said
+    """How it did, how many rewards it did without, and how many samples were cut off."""
+    said = [": ".join(filter(None, (pipeline.how, pipeline.reason.partition("\n")[0])))]
+    if (summary := pipeline.summary) is not None:
+        if summary.reward_errors:
+            said.append(f"{counted(summary.reward_errors, 'reward')} failed")
+        if cut_off := cut_off_share(summary):
+            said.append(f"{cut_off} of samples cut off")
+    return "; ".join(said)
 
 
 def figure(value: float | None) -> str:
@@ -104,6 +108,7 @@ def as_dict(outcome: Outcome) -> dict[str, object]:
                 "reward_last": summary.reward_last if summary else None,
                 "tokens": summary.tokens if summary else 0,
                 "tokens_per_second": summary.tokens_per_second if summary else None,
+                "cut_off": summary.cut_off if summary else None,
             }
             for each in outcome.pipelines
         },

@@ -64,6 +64,16 @@ CASES = {
         "steps: 'ten' is not allowed; it must be a whole number, at least 1 (default 100)\n"
         "workers: 0 is not allowed; it must be a whole number, at least 1 (default 1) (and 1 more)\n",
     ),
+    "no date": Case(
+        "run sums.yaml rollout.date=tomorrow",
+        2,
+        "jigsaw: rollout.date: 'tomorrow' is not allowed; it must be a date such as 2026-11-19, or null\n",
+    ),
+    "no such date": Case(
+        "run sums.yaml rollout.date='2026-02-30'",
+        2,
+        "jigsaw: rollout.date: '2026-02-30' is not allowed; it must be a date such as 2026-11-19, or null\n",
+    ),
     "no model": Case(
         "run sums.yaml model.path=nowhere --out there",
         2,

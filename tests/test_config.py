@@ -1,12 +1,13 @@
 """Settings: what is accepted is exact, and what is refused says what to do."""
 
+import datetime
 import re
 from typing import Any, get_args
 
 import pytest
 from config_helpers import SUMS, config_of, refusal
 
-from jigsawrl.config import RunConfig
+from jigsawrl.config import RunConfig, text
 from jigsawrl.config.runfile import validated
 from jigsawrl.config.schema import all_settings, section_at, sections
 from jigsawrl.pipeline.algorithms import Advantage, Loss, default_aggregation, default_clip
@@ -239,6 +240,18 @@ def test_values_that_do_not_go_together_are_refused_with_what_to_set(values: Any
 )
 def test_the_nearest_possible_values_are_accepted(values: Any) -> None:
     assert validated({"task": SUMS, **values})
+
+
+@pytest.mark.parametrize("date", ["2026-11-19", datetime.date(2026, 11, 19)])
+def test_a_date_may_be_quoted_or_not_and_comes_back_the_same(date: Any) -> None:
+    config = config_of(rollout={"date": date})
+    assert config.rollout.date == datetime.date(2026, 11, 19)
+    assert config_of(**text.parse(config.to_yaml(), "run")) == config
+
+
+@pytest.mark.parametrize("date", [20261119, 0, True, datetime.datetime(2026, 11, 19, 8, 30), "19.11.2026"])
+def test_a_date_is_nothing_but_a_date(date: Any) -> None:
+    assert refusal(validated, {"task": SUMS, "rollout": {"date": date}}).startswith("rollout.date: ")
 
 
 def test_three_problems_are_shown_and_the_others_counted() -> None:

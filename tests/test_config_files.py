@@ -62,6 +62,24 @@ def test_a_model_folder_is_accepted_and_its_positions_count(tmp_path: Path, mode
     )
 
 
+def test_answers_have_as_many_tokens_as_usual_where_the_model_has_room_for_them(
+    tmp_path: Path, model: Path, data: dict[str, Any]
+) -> None:
+    def max_tokens(positions: int, **rollout: Any) -> int:
+        edit_config(model, max_position_embeddings=positions)
+        file = write(tmp_path, model={"path": "model"}, task=data, rollout=rollout)
+        return load_run_file(file).rollout.max_tokens
+
+    assert max_tokens(8192) == 512
+    assert max_tokens(8192, max_tokens=None) == 512
+    assert max_tokens(8192, max_tokens=9) == 9
+    assert max_tokens(800) == 288
+    assert max_tokens(800, max_prompt_tokens=100) == 512
+    assert max_tokens(8192, kv_cache_tokens=807) == 288
+    for short in ({"model": {"path": "model"}, "task": SUMS}, {"model": COLD, "task": data}):
+        assert load_run_file(write(tmp_path, **short)).rollout.max_tokens == 64
+
+
 def edit_config(model: Path, **changes: Any) -> None:
     path = model / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

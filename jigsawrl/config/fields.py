@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, Strict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict
 from pydantic_core import PydanticCustomError
 
 
@@ -47,6 +49,14 @@ def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
+def _date(value: Any) -> Any:
+    """YAML makes a date of 2026-11-19 without quotes; with quotes it is the same date."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return datetime.date.fromisoformat(value)
+    return value
+
+
 Flag = Annotated[bool, Strict()]
 Whole = Annotated[int, Field(strict=True, ge=0)]
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -57,4 +67,5 @@ Text = Annotated[str, Field(min_length=1)]
 Params = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
 Name = Annotated[str, AfterValidator(_name)]
 Target = Annotated[str, AfterValidator(_target)]
+Date = Annotated[datetime.date, BeforeValidator(_date), Strict()]
 Distinct = AfterValidator(_distinct)

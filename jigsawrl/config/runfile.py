@@ -56,6 +56,14 @@ def validated(data: dict[str, Any]) -> RunConfig:
         raise JigsawError(joined(explain(error, RunConfig, data))) from None
 
 
+def described(config: RunConfig) -> str:
+    """A run in a few words: its model, its task, its steps."""
+    model = "a tiny model" if config.model.path == "tiny" else Path(config.model.path).name
+    what = "adapters on " if config.model.lora else ""
+    steps = "1 step" if config.steps == 1 else f"{config.steps:,} steps"
+    return f"{what}{model}, task {config.task.kind}, {steps}"
+
+
 def read_run_file(path: Path) -> dict[str, Any]:
     """The mapping in a run file, not yet checked."""
     try:

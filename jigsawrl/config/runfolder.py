@@ -11,17 +11,22 @@ from jigsawrl.config.messages import shown
 from jigsawrl.config.pipelines import PipelinesConfig, checked_mix
 from jigsawrl.config.runfile import read_run_file, validated
 from jigsawrl.config.settings import RunConfig
+from jigsawrl.config.started import RESOLVED, continued
 from jigsawrl.errors import JigsawError
 from jigsawrl.surface import option
 
-RESOLVED = "config.yaml"
 FREE = ("steps", "checkpoint", "telemetry")
 """Settings that may change when a run goes on; any other would make it a different run."""
 
 
 def check_run_folder(config: RunConfig, out: Path, resume: bool) -> bool:
     """Whether `out` holds this run already. A JigsawError where it holds anything else, or cannot be written."""
-    return _check(out, resume, lambda data: differences(validated(data), config))
+
+    def changed(data: dict[str, Any]) -> list[str]:
+        before = validated(data)
+        return differences(before, continued(config, before))
+
+    return _check(out, resume, changed)
 
 
 def check_mix_folder(config: PipelinesConfig, out: Path, resume: bool) -> bool:

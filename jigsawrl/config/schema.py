@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import types
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -13,7 +14,13 @@ from pydantic.fields import FieldInfo
 
 Model = type[BaseModel]
 _UNIONS = (Union, types.UnionType)
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    datetime.date: "a date such as 2026-11-19",
+}
 
 
 def all_settings(model: Model, prefix: str = "") -> Iterator[str]:

@@ -8,8 +8,10 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from jigsawrl.config import text
 from jigsawrl.config.combinations import problems
+from jigsawrl.config.defaults import MAX_TOKENS, default_max_tokens
 from jigsawrl.config.fields import (
     Count,
+    Date,
     Distinct,
     Flag,
     Fraction,
@@ -102,10 +104,12 @@ class RolloutConfig(Settings):
     """Prompts of one step."""
     samples: Count = 8
     """Trajectories per prompt."""
-    max_tokens: Count = 64
-    """Generated tokens of one trajectory, all turns together."""
+    max_tokens: Count = MAX_TOKENS
+    """Generated tokens, all turns together; null: 512, or what the context has room for; for short tasks 64."""
     max_prompt_tokens: Count = 512
     """Longer prompts are dropped at the start, and counted."""
+    date: Date | None = None
+    """The date that a chat template writes as today's; null: the day on which the run started, local time."""
     temperature: Positive = 1.0
     """Softmax temperature of the sampling."""
     top_p: Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1)] = 1.0
@@ -128,6 +132,13 @@ class RolloutConfig(Settings):
     """Tokens of one forward pass; longer prefills are cut into chunks."""
     kv_cache_tokens: Count | None = None
     """Tokens that the KV cache holds; null: from the batch and the memory there is."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("max_tokens", 0) is None:
+            return {key: value for key, value in data.items() if key != "max_tokens"}
+        return data
 
 
 class OverlongConfig(Settings):
@@ -285,6 +296,16 @@ class RunConfig(Settings):
     """When the state is saved."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Where metrics go."""
+
+    @model_validator(mode="after")
+    def _max_tokens_by_default(self) -> RunConfig:
+        """Filled in where the run file has none; `model_fields_set` goes on to say that it has none."""
+        rollout = self.rollout
+        if "max_tokens" not in rollout.model_fields_set:
+            values = {**dict(rollout), "max_tokens": default_max_tokens(self)}
+            filled = RolloutConfig.model_construct(rollout.model_fields_set, **values)
+            object.__setattr__(self, "rollout", filled)
+        return self
 
     @model_validator(mode="after")
     def _possible(self) -> RunConfig:

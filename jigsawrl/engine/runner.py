@@ -19,6 +19,7 @@ from jigsawrl.engine.attention import (
     padded_lengths,
     row_groups,
 )
+from jigsawrl.engine.decoding import decoded_by, why_not_kernels, why_not_with
 from jigsawrl.engine.mixed import Adapters, mixed
 from jigsawrl.engine.scheduler import Scheduled
 from jigsawrl.model.cpu import onednn_linear, prefers_onednn
@@ -58,6 +59,8 @@ class Runner:
         self.cache: KVCache | None = None
         self.decoder: Decoder | None = None
         """Where there are kernels for decoding this model."""
+        self.why_not_kernels: str | None = None
+        """Why there are none, on a GPU."""
         self.allocate()
 
     def adapt(self, owner: int, adapters: Adapters) -> None:
@@ -75,23 +78,22 @@ class Runner:
         self.cache = KVCache(
             self.model.spec, self.num_blocks + 1, self.block_size, self.model.dtype, self.model.device
         )
-        if self.model.device.type == "cuda" and not self.deterministic:
+        if self.model.device.type != "cuda":
+            return
+        self.why_not_kernels = why_not_kernels(decoded_by(self.model, self.deterministic))
+        if self.why_not_kernels is None:
             from jigsawrl.engine.cuda.decoder import Decoder
-            from jigsawrl.engine.cuda.step import supported
 
-            if supported(self.model):
-                self.decoder = decoder = Decoder(self.model, self.cache, len(self.tables))
-                for owner, adapters in self.adapters.items():
-                    self._teach(decoder, owner, adapters)
+            self.decoder = decoder = Decoder(self.model, self.cache, len(self.tables))
+            for owner, adapters in self.adapters.items():
+                self._teach(decoder, owner, adapters)
 
     def _teach(self, decoder: Decoder, owner: int, adapters: Adapters) -> None:
         """Gives the decoder an owner's adapters; where it cannot take them, there is none from now on."""
-        from jigsawrl.engine.cuda.adapters import fits
-
-        if fits(adapters):
+        if (why_not := why_not_with(adapters)) is None:
             decoder.adapt(owner, adapters)
         else:
-            self.decoder = None
+            self.decoder, self.why_not_kernels = None, why_not
 
     def release(self) -> None:
         """Gives the cache back, and the graphs that were captured over it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,9 +45,20 @@ class Tokenizer:
         """A function that takes tokens one by one and returns the text that each completes."""
         return StreamDecoder(self).push
 
-    def render(self, messages: list[dict[str, str]], *, continue_last: bool = False) -> str:
-        """The chat template applied, up to where the assistant goes on (with its last message, if asked)."""
+    def render(
+        self,
+        messages: list[dict[str, str]],
+        *,
+        continue_last: bool = False,
+        date: datetime.date | None = None,
+    ) -> str:
+        """The chat template applied, up to where the assistant goes on (with its last message, if asked).
+
+        A template that writes today's date or the time gets midnight of `date`; None: what the clock says.
+        """
         from jinja2 import TemplateError
+
+        clock = {} if date is None else {"strftime_now": datetime.datetime(*date.timetuple()[:3]).strftime}
 
         try:
             text: str = self.inner.apply_chat_template(
@@ -54,6 +66,7 @@ class Tokenizer:
                 tokenize=False,
                 add_generation_prompt=not continue_last,
                 continue_final_message=continue_last,
+                **clock,
             )
         except (TemplateError, ValueError) as error:
             roles = ", ".join(message["role"] for message in messages)

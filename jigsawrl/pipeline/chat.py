@@ -8,6 +8,7 @@ tokenised, so a template that would rewrite earlier turns (drop their reasoning,
 
 from __future__ import annotations
 
+import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -25,11 +26,13 @@ class Dialogue:
 
     Where the template renders a conversation as a prefix of its continuation, prompt tokens + answer + end of
     turn + turn tokens are exactly the tokens of the template applied to the whole conversation. A model without
-    a template gets plain text: messages joined by newlines, observations as they are.
+    a template gets plain text: messages joined by newlines, observations as they are. `date` is what a template
+    writes as today's date; None: the clock's.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, date: datetime.date | None = None) -> None:
         self._tokenizer = tokenizer
+        self._date = date
 
     def prompt_tokens(self, prompt: Prompt) -> list[int]:
         """The tokens of a task's prompt: text as it is, messages by the template."""
@@ -66,7 +69,8 @@ class Dialogue:
         if not self._tokenizer.has_chat_template:
             return self._plain("\n".join(message["content"] for message in messages))
         unfinished = messages[-1]["role"] == "assistant"
-        return self._tokenizer.encode(self._tokenizer.render(messages, continue_last=unfinished))
+        text = self._tokenizer.render(messages, continue_last=unfinished, date=self._date)
+        return self._tokenizer.encode(text)
 
     def _plain(self, text: str) -> list[int]:
         return self._tokenizer.prefix_ids + self._tokenizer.encode(text)
@@ -83,7 +87,8 @@ class Dialogue:
                 {"role": "user", "content": "-"},
                 {"role": "assistant", "content": _ANSWER},
                 {"role": "user", "content": observation},
-            ]
+            ],
+            date=self._date,
         )
         _, found, after = text.partition(_ANSWER)
         if not found:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from jigsawrl.engine.decoding import told_of_decoding
 from jigsawrl.engine.types import Pass, RolloutBackend, SampleOutput
 from jigsawrl.model.folder import load_adapter, load_model
 from jigsawrl.model.lora import add_lora
@@ -107,6 +108,15 @@ class Generating:
 
     def longest_sequence(self) -> int:
         return self.room
+
+    def decoding(self) -> str | None:
+        """Which code decodes, for the user; None on a CPU and in vLLM, which have one way each."""
+        from jigsawrl.engine.shared import Member
+
+        if self.device.type != "cuda" or not isinstance(self.engine, Member):
+            return None
+        gpu, runner = torch.cuda.get_device_name(self.device), self.engine.shared.runner
+        return told_of_decoding(gpu, runner.why_not_kernels)
 
     def busy_seconds(self, threads: int | None = None) -> float:
         """Seconds that this process was at work, ever, and from now on with so many threads.

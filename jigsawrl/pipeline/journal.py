@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jigsawrl.telemetry.events import EventSink, PassSpan, Substage, now
+from jigsawrl.telemetry.figures import STAGES
 from jigsawrl.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Journal:
     def stage(self, name: str, substage: Substage | None = None) -> Iterator[None]:
         """Times a stage under the name users know; with `substage`, it is one sub-stage of the event log too."""
         t0 = now()
+        self.progress.doing(self.pipeline, self.step, STAGES.get(f"timing_s/{name}", name))
         if substage is None:
             yield
         else:
@@ -62,6 +64,10 @@ class Journal:
         fields: dict[str, Any] = {"workers": list(range(self.workers))} if self.workers > 1 else {}
         with self.events.span(substage, pipeline=self.pipeline, step=self.step, **fields):
             yield
+
+    def samples(self, done: int, of: int) -> None:
+        """So many of a rollout's samples have ended."""
+        self.progress.doing(self.pipeline, self.step, STAGES["timing_s/gen"], done, of)
 
     def passes(self, spans: list[list[PassSpan]]) -> None:
         """The passes of each worker's engine."""
@@ -96,6 +102,11 @@ class Journal:
         self.events.emit("step", pipeline=self.pipeline, step=self.step)
         self.progress.update(self.pipeline, self.step, self.last)
         self.started, self.timings = now(), {}  # what comes between two steps counts to the later one
+
+    def say_once(self, text: str, event: str = "warning") -> None:
+        """Tells the user what is told once in a run, however many warnings there are."""
+        self.events.emit(event, pipeline=self.pipeline, step=self.step, text=text)
+        self.progress.message(text)
 
     def warn(self, text: str) -> None:
         """Tells the user, but not for ever."""

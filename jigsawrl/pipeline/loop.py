@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from jigsawrl import durable
+from jigsawrl.config.started import RESOLVED, as_started
 from jigsawrl.errors import JigsawError
 from jigsawrl.model.spec import read_spec
 from jigsawrl.model.tokenizer import load_tokenizer
@@ -34,13 +35,16 @@ from jigsawrl.pipeline.advantages import (
 )
 from jigsawrl.pipeline.journal import Journal
 from jigsawrl.pipeline.losses import aggregation_weights, kl_estimate, mean_metrics
+from jigsawrl.pipeline.no_signal import NoSignal
 from jigsawrl.pipeline.prompts import PromptSource
 from jigsawrl.pipeline.rollout import Rollout, rollout_of
 from jigsawrl.pipeline.surroundings import Alone, Stopped, Surroundings
+from jigsawrl.pipeline.tasks.data import ignored_columns
 from jigsawrl.pipeline.trajectory import Trajectory, make_batch
 from jigsawrl.pipeline.warmup import prepare_base
 from jigsawrl.pipeline.workers import Workers, set_up_torch
 from jigsawrl.surface import option
+from jigsawrl.telemetry.events import EVENTS_FILE
 from jigsawrl.telemetry.figures import Summary
 from jigsawrl.telemetry.logreader import read_run
 from jigsawrl.telemetry.metrics import METRICS_FILE
@@ -77,10 +81,11 @@ def run(
         alone = around is None
         accepted = stack.enter_context(gone_if_refused(out)) if alone else lambda: None
         around = around or Alone()
+        config = as_started(config, out, out / EVENTS_FILE, resume, progress.message)
         out.mkdir(parents=True, exist_ok=True)
         if alone:
             stack.enter_context(under_way(out))
-        durable.replace(out / "config.yaml", config.to_yaml().encode())
+        durable.replace(out / RESOLVED, config.to_yaml().encode())
         device = choose_device(config)
         # The caller may go on computing, with as many threads as before.
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -109,6 +114,11 @@ def run(
         accepted()
         journal = Journal(config, out, around.events(out), pipeline.done, resume, progress)
         ended = "failed"
+        if (decoding := workers.first("decoding")) is not None:
+            journal.say_once(decoding, "decoding")
+        at_start = pipeline.done == 0
+        if at_start and config.task.kind == "data" and (ignored := ignored_columns(rollouts.task)):
+            journal.say_once(ignored)
         try:
             with around.stopping() as interrupted:
                 while pipeline.done < config.steps and not interrupted():
@@ -179,6 +189,7 @@ class Pipeline:
         self.workers = workers
         self.rollouts = rollouts
         self.source = PromptSource(prompts, config.seed)
+        self.no_signal = NoSignal(config)
         self.done = 0
         self.workers.all("sync_weights", 0)
 
@@ -220,7 +231,7 @@ class Pipeline:
         while True:
             seen = {t.prompt for t in everything}
             missing = wanted - len({t.prompt for t in kept})
-            self.rollouts.on_wait = journal.waited
+            self.rollouts.on_wait, self.rollouts.on_ended = journal.waited, journal.samples
             fresh = self.rollouts.run(self.source.take(missing, exclude=seen), self.done)
             journal.passes(self.workers.every("end_rollout"))
             everything += fresh
@@ -242,6 +253,8 @@ class Pipeline:
                 f"step {self.done + 1}: there is nothing to learn from, as every one of its {len(errors)} samples "
                 f"failed to be rewarded: {errors[0]}"
             )
+        if said := self.no_signal.look(self.done + 1, everything):
+            journal.say_once(said)
         values = rollout_metrics(everything)
         if sampling is not None:
             values["rollout/rounds"] = rounds

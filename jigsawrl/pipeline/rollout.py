@@ -9,6 +9,7 @@ The engine never waits for user code: finished samples leave, observations come 
 
 from __future__ import annotations
 
+import datetime
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 OnWait = Callable[[Literal["tool", "reward"], float, float], None]
 """Told (sub-stage, start, end) whenever the engine had nothing to do but wait for a tool or a reward."""
 
+OnEnded = Callable[[int, int], None]
+"""Told how many samples of a rollout have ended, and of how many, whenever some have."""
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
@@ -43,6 +47,8 @@ class RolloutSettings:
     params: SamplingParams
     max_prompt_tokens: int
     max_positions: int
+    date: datetime.date | None
+    """What a chat template writes as today's; None: the clock's."""
 
 
 def rollout_of(config: RunConfig, tokenizer: Tokenizer, engine: Generation, longest: int) -> Rollout:
@@ -59,7 +65,7 @@ def rollout_of(config: RunConfig, tokenizer: Tokenizer, engine: Generation, long
         ignore_eos=rollout.ignore_eos,
     )
     settings = RolloutSettings(
-        config.seed, config.name, rollout.samples, params, rollout.max_prompt_tokens, longest
+        config.seed, config.name, rollout.samples, params, rollout.max_prompt_tokens, longest, rollout.date
     )
     return Rollout(engine, tokenizer, load_task(config.task, config.seed), settings)
 
@@ -77,10 +83,11 @@ class Rollout:
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
-        self.dialogue = Dialogue(tokenizer)
+        self.dialogue = Dialogue(tokenizer, settings.date)
         self.task = task
         self.settings = settings
         self.on_wait = on_wait
+        self.on_ended: OnEnded = lambda *_: None
         self.rewards = Rewards(task.reward) if task.reward is not None else None
         self.environments = Environments(task.environment) if task.environment is not None else None
 
@@ -118,6 +125,7 @@ class Rollout:
                 Trajectory(index, i, list(tokens), len(tokens)) for i in range(self.settings.samples)
             ]
         left = dict.fromkeys(prompts, self.settings.samples)
+        samples = sum(left.values())
         scores: dict[int, Future[list[Score]]] = {}
         while self.engine.has_unfinished():
             for output in self.engine.step():
@@ -127,6 +135,7 @@ class Rollout:
                 if left[index] == 0:
                     texts = [self.text(t.tokens[t.prompt_length :]) for t in groups[index]]
                     scores[index] = self.rewards.submit(self.task[index], texts)
+                self.on_ended(samples - sum(left.values()), samples)
         waiting = now()
         for index in prompts:
             for trajectory, score in zip(groups[index], scores[index].result(), strict=True):
@@ -276,6 +285,7 @@ class _Episodes:
     def _end(self, key: SampleKey) -> None:
         self.environments.release(name(key))
         self.live -= 1
+        self.rollout.on_ended(len(self.episodes) - self.live, len(self.episodes))
 
 
 def name(key: SampleKey) -> str:

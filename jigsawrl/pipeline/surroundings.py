@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from jigsawrl.pipeline.workers import Workers, start_workers
-from jigsawrl.telemetry.events import EventLog, EventSink
+from jigsawrl.telemetry.events import EVENTS_FILE, EventLog, EventSink
 from jigsawrl.trainer.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Alone:
         return start_workers(config, base, device)
 
     def events(self, out: Path) -> EventSink:
-        return EventLog(out / "events.jsonl")
+        return EventLog(out / EVENTS_FILE)
 
     def phase(self, phase: Phase, step: int) -> AbstractContextManager[None]:
         return nullcontext()

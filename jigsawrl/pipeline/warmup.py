@@ -102,7 +102,7 @@ class Demonstrations:
                 f"model.tiny.warmup_steps: task {config.task.kind} has no demonstrations to warm up on; "
                 "set it to 0, or model.path to a trained model"
             )
-        self.prompts = opening_tokens(task, Dialogue(tokenizer), config.seed)
+        self.prompts = opening_tokens(task, Dialogue(tokenizer, config.rollout.date), config.seed)
         self.source = PromptSource(list(range(len(task))), config.seed)
 
     def batch(self, step: int, noise: float) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from jigsawrl import durable
 from jigsawrl.config.pipelines import Mix
 from jigsawrl.config.runfolder import writable_part
+from jigsawrl.config.started import dated
 from jigsawrl.errors import JigsawError
 from jigsawrl.runtime.launch import Outcome, run_mix
 from jigsawrl.telemetry import jsonl
@@ -46,8 +48,11 @@ def compare_runs(
 ) -> Comparison:
     """Runs all of them. Where one is interrupted, nothing more is run: a KeyboardInterrupt."""
     outcomes: dict[str, Outcome] = {}
+    today = datetime.date.today()
+    # One day for all policies, whenever each of them is run.
+    runs = {name: dated(run, today) for name, run in mix.runs.items()}
     for number, policy in enumerate(policies, 1):
-        under = Mix(mix.config.model_copy(update={"policy": policy}), mix.runs)
+        under = Mix(mix.config.model_copy(update={"policy": policy}), runs)
         with progress() as shown:
             outcomes[policy] = outcome = run_mix(under, out / policy, False, shown, out / policies[0])
             if any(each.how == "interrupted" for each in outcome.pipelines):

@@ -33,6 +33,7 @@ from jigsawrl.runtime.messages import (
     Asleep,
     At,
     Began,
+    Counted,
     Ends,
     FromDriver,
     Gather,
@@ -69,6 +70,8 @@ REMEMBER_PART = 0.05
 FRESH_S = 1.0
 """For so long a pipeline goes on as it was told where nothing else could be decided: phases of milliseconds would
 keep the scheduler busy."""
+COUNTED_S = 10.0
+"""Seconds between two messages that say how many samples are done."""
 MOST_EVENTS = 256
 """Events that are told together."""
 
@@ -169,6 +172,9 @@ class Told:
 
     def __init__(self, line: Line) -> None:
         self.line = line
+        self.counted = 0.0
+        """When the scheduler was last told how many samples are done, and in which step."""
+        self.counted_step = 0
 
     def start(self, name: str, total_steps: int, done: int = 0) -> None:
         self.line.send(Began(total_steps, done))
@@ -178,6 +184,12 @@ class Told:
 
     def message(self, text: str) -> None:
         self.line.send(Says(text))
+
+    def doing(self, name: str, step: int, what: str, done: int = 0, of: int = 0) -> None:
+        """The scheduler knows what it is at, but not how many samples are done."""
+        if of and (now() - self.counted > COUNTED_S or (done == of and step == self.counted_step)):
+            self.counted, self.counted_step = now(), step
+            self.line.send(Counted(step, done, of))
 
 
 class ToldEvents(EventSink):

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,10 +17,11 @@ from jigsawrl import durable
 from jigsawrl.config import files, text
 from jigsawrl.config.messages import joined
 from jigsawrl.config.pipelines import Mix, PipelinesConfig, checked_mix, is_profile_file, run_of
-from jigsawrl.config.runfile import read_run_file, validated
-from jigsawrl.config.runfolder import RESOLVED, check_mix_folder
+from jigsawrl.config.runfile import described
+from jigsawrl.config.runfolder import check_mix_folder
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.config.shapes import model_shape
+from jigsawrl.config.started import as_started, kept_in
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.fits import refuse_what_cannot_fit
 from jigsawrl.graph.hardware import CPU, Hardware
@@ -40,7 +41,7 @@ from jigsawrl.runtime.mind import Mind
 from jigsawrl.runtime.scheduler import Scheduler, Work
 from jigsawrl.runtime.shares import Device, Shares, shares_here
 from jigsawrl.store import folders, heirs, locks
-from jigsawrl.telemetry.events import EventLog
+from jigsawrl.telemetry.events import EVENTS_FILE, EventLog
 from jigsawrl.telemetry.figures import Summary
 from jigsawrl.telemetry.runreport import RunReport, run_report
 from jigsawrl.underway import under_way
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 PROFILE = "profile.json"
 SUBMITTED = "submitted.json"
 SHARED_MEMORY = Path("/dev/shm")
+MOST_DESCRIBED = 8
+"""Pipelines that the line at the start describes."""
 STORE_PART = 0.25
 """Of the machine's memory that states of pipelines may take in the store."""
 
@@ -107,7 +110,11 @@ def _run(
     shares = stack.enter_context(shares_here(mix.config.workers, wanted_device(mix)))
     device, count = kind_of(shares), len(shares.workers)
     worker = shares.hardware().limited(mix.config.memory)
-    configs = {name: own_config(mix, name, device) for name in mix.config.pipelines}
+
+    def started(name: str, config: RunConfig) -> RunConfig:
+        return as_started(config, out / name, out / EVENTS_FILE, resume, progress.message)
+
+    configs = {name: started(name, own_config(mix, name, device)) for name in mix.config.pipelines}
     known = known_before(mix.config.profile)
     workloads = known.workloads if known else {}
     members = {
@@ -127,6 +134,7 @@ def _run(
     if bases in (None, out):  # otherwise the run that made them has said it
         for line in remarks(configs.values()):
             progress.message(line)
+    progress.opening(f"into {out}: {described_together(list(configs.values()))}")
     left = left_of(members.values()) if resume else []
     folders.remove_abandoned()
     spill = out / "store"
@@ -134,7 +142,7 @@ def _run(
     store = folders.make(None, spill, budget, heirs.spilled_to(spill, left))
     folders.read(store)  # as long as this process lives, the store is in use
     heirs.take_over(store, left)
-    log = EventLog(out / "events.jsonl")
+    log = EventLog(out / EVENTS_FILE)
     log.emit(
         "resume" if resume else "start",
         policy=policy.name,
@@ -147,7 +155,7 @@ def _run(
     control = Control(out)
 
     def admit(request: dict[str, Any]) -> Member:
-        member = submitted(mix, request, out, worker, device)
+        member = submitted(mix, request, out, worker, device, started)
         if resume:
             heirs.take_over(store, left_of([member]))
         remember_submitted(out, request)
@@ -175,6 +183,13 @@ def _run(
     return outcome_of(scheduler, made)
 
 
+def described_together(configs: Sequence[RunConfig]) -> str:
+    """Pipelines in a few words each, not more of them than one reads."""
+    told = [f"{config.name} ({described(config)})" for config in configs[:MOST_DESCRIBED]]
+    more = len(configs) - len(told)
+    return ", ".join(told) + (f", and {more} more" if more else "")
+
+
 def take_bases(members: Sequence[Member], run: Path) -> None:
     """Tiny models are not made anew where another run has made them: they would be the same."""
     for member in members:
@@ -194,9 +209,8 @@ def goes_on(member: Member) -> bool:
 
     The same is asked of checkpoints, whose fingerprints say it.
     """
-    try:
-        before = validated(read_run_file(member.out / RESOLVED))
-    except JigsawError:
+    before = kept_in(member.out)
+    if before is None:
         return False
 
     def what(config: RunConfig) -> tuple[object, ...]:
@@ -304,7 +318,14 @@ def submitted_entries(out: Path) -> dict[str, dict[str, Any]]:
     return entries
 
 
-def submitted(mix: Mix, request: dict[str, Any], out: Path, worker: Hardware, device: Device) -> Member:
+def submitted(
+    mix: Mix,
+    request: dict[str, Any],
+    out: Path,
+    worker: Hardware,
+    device: Device,
+    started: Callable[[str, RunConfig], RunConfig],
+) -> Member:
     """A pipeline that comes while others run; a JigsawError if it cannot be run."""
     name = request["name"]
     settings = {key: value for key, value in request["entry"].items() if value is not None}
@@ -316,7 +337,7 @@ def submitted(mix: Mix, request: dict[str, Any], out: Path, worker: Hardware, de
         raise JigsawError(
             f"{name}: device is {asked}, and the workers of {out} are {are}; set device: {device} or auto"
         )
-    own = own_config(more, name, device)
+    own = started(name, own_config(more, name, device))
     check(own)
     member = member_of(more, name, own, out, worker, None)
     refuse([member.outlook], worker, config)

@@ -10,7 +10,7 @@ from jigsawrl.config.settings import RunConfig
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.state import Phase
 from jigsawrl.runtime.family import Family
-from jigsawrl.runtime.messages import Ends
+from jigsawrl.runtime.messages import Counted, Ends
 from jigsawrl.telemetry.events import Substage
 
 RETRIES = 3
@@ -44,6 +44,8 @@ class Member:
     reason: str = ""
     training: Substage | None = None
     """What its training gang was at last."""
+    counted: Counted | None = None
+    """How many samples of its rollout are done, as far as it said."""
     paused: set[int] = field(default_factory=set)
     """Engines that stand still."""
     held: bool = False

@@ -87,6 +87,15 @@ class Made(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Counted(Message):
+    """So many samples of a step's rollout are done."""
+
+    step: int
+    done: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
 class Says(Message):
     """A line for people."""
 
@@ -109,7 +118,7 @@ class Ends(Message):
     refused: bool = False
 
 
-FromDriver = Loads | Began | At | Over | Asleep | Made | Says | Logged | Ends
+FromDriver = Loads | Began | At | Over | Asleep | Made | Counted | Says | Logged | Ends
 
 # To a driver
 

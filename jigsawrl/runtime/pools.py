@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
     from jigsawrl.config.pipelines import Homes
 
-OF_ENGINES = frozenset({"end_rollout", "longest_sequence"})
+OF_ENGINES = frozenset({"decoding", "end_rollout", "longest_sequence"})
 """What the rollout side is asked for; the training side for all else."""
 
 

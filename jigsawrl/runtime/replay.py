@@ -11,7 +11,7 @@ from typing import Any
 
 from jigsawrl.config.pipelines import PipelineConfig, checked_mix
 from jigsawrl.config.runfile import read_run_file, validated
-from jigsawrl.config.runfolder import RESOLVED
+from jigsawrl.config.started import RESOLVED
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.profile import Workload, table_on

@@ -25,6 +25,7 @@ from jigsawrl.runtime.messages import (
     Asleep,
     At,
     Began,
+    Counted,
     Ends,
     FromDriver,
     Gather,
@@ -325,6 +326,8 @@ class Scheduler:
             case Made(step, values):
                 member.made(step)
                 self.progress.update(member.name, step, values)
+            case Counted():
+                member.counted = message
             case Says(text):
                 self.progress.message(f"{member.name}: {text}")
             case Logged(lines):

@@ -1,6 +1,7 @@
 """What the live display is told of a run: where each pipeline stands, and what each worker is at.
 
-Read from what the scheduler believes, at most a few times a second, and only where there is a display.
+Read from what the scheduler believes, at most a few times a second, and only where there is a display; for the lines
+that are printed elsewhere, what each pipeline is at is enough.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Watch:
     def pass_time(self, world: World, now: float) -> None:
         """Until now everything ran as `world` has it."""
         if not self.wanted:
+            self.now = now
             return
         if self.since is not None:
             for worker in range(len(self.busy)):
@@ -45,6 +47,11 @@ class Watch:
 
     def show(self, world: World, members: Mapping[str, Member], *, at_once: bool = False) -> None:
         """Nothing if it was shown a moment ago, unless that must not be."""
+        if self.progress.beats and (at_once or self.now - self.shown >= BETWEEN_S):
+            self.shown = self.now
+            for member in members.values():
+                self.progress.doing(member.name, *doing(world, member))
+            self.progress.beat()
         if not self.wanted or (self.now - self.shown < BETWEEN_S and not at_once):
             return
         self.shown = self.now
@@ -92,3 +99,20 @@ def pipeline_line(world: World, member: Member) -> PipelineLine:
         first = next(lane for lane in lanes if not lane.paused)
         return PipelineLine(member.name, 0.0, substage_of(first, member))
     return PipelineLine(member.name, min(1.0, share))
+
+
+def doing(world: World, member: Member) -> tuple[int, str, int, int]:
+    """Its step, what it is at (empty: it waits, or has ended), and how many samples are done of how many."""
+    if member.ended is not None or (member.family is None and member.arrival > 0):
+        return 0, "", 0, 0
+    if member.name not in world.pipelines:
+        return 0, "recovering" if member.deaths else "set-up", 0, 0
+    pipeline = world.pipelines[member.name]
+    if not pipeline.lanes:
+        return pipeline.step, "", 0, 0
+    if pipeline.phase == "training":
+        return pipeline.step, "training", 0, 0
+    counted = member.counted
+    if counted is None or counted.step != pipeline.step:
+        return pipeline.step, "generation", 0, 0
+    return pipeline.step, "generation", counted.done, counted.of

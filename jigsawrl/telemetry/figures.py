@@ -86,6 +86,8 @@ class Summary:
     stages: list[Stage]
     reward_errors: int
     non_finite: dict[str, int]
+    cut_off: float | None
+    """Share of samples that ended at a limit of tokens or turns, mean of all steps."""
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -113,6 +115,7 @@ def summarize(rows: Sequence[Mapping[str, Any]], seconds: float) -> Summary:
         stages=_stages(rows, seconds),
         reward_errors=round(math.fsum(_column(rows, "reward/errors"))),
         non_finite=_non_finite(rows),
+        cut_off=_mean(_column(rows, "response_length/clip_ratio")),
     )
 
 

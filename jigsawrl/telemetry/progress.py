@@ -2,7 +2,8 @@
 
 On a terminal a bar for a pipeline with the figures that matter below it, or a line for each pipeline and each worker
 that they share; elsewhere plain lines, at most about one a second for each pipeline, the first and the last step
-always among them; with `json`, nothing on stdout.
+always among them, and one that says what is under way where nothing was printed for half a minute; with `json`,
+nothing on stdout.
 """
 
 import math
@@ -20,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jigsawrl.telemetry.board import PipelineLine, WorkerLine, board
+from jigsawrl.telemetry.heartbeat import Heartbeat
 from jigsawrl.telemetry.text import clock, number, sparkline
 from jigsawrl.telemetry.track import Track
 
@@ -37,6 +39,9 @@ class Shown(Protocol):
     def update(self, name: str, step: int, values: Mapping[str, float]) -> None: ...
 
     def message(self, text: str) -> None: ...
+
+    def doing(self, name: str, step: int, what: str, done: int = 0, of: int = 0) -> None:
+        """A pipeline is at this, and so many samples of it are done; empty: at nothing."""
 
 
 class Progress:
@@ -59,11 +64,32 @@ class Progress:
         self._tracks: dict[str, Track] = {}
         self._standing: tuple[Sequence[PipelineLine], Sequence[WorkerLine]] = (), ()
         self._live: Live | None = None
+        self._heartbeat = Heartbeat(now())
 
     @property
     def on_terminal(self) -> bool:
         """Whether there is a display that changes in its place."""
         return self._console.is_interactive and not self._json
+
+    @property
+    def beats(self) -> bool:
+        """Whether there is a line now and then that says what is under way."""
+        return not self.on_terminal and not self._json
+
+    def doing(self, name: str, step: int, what: str, done: int = 0, of: int = 0) -> None:
+        """For the line that says what is under way."""
+        if self.beats:
+            self._heartbeat.doing(name, step, what, self._now(), done, of)
+
+    def beat(self) -> None:
+        """Prints what is under way, if nothing was printed for long. May be called from any thread."""
+        if self.beats and (line := self._heartbeat.line(self._now())) is not None:
+            self.message(line)
+
+    def opening(self, text: str) -> None:
+        """A line at the start: what runs, and where to."""
+        if not self._json:
+            self.message(text)
 
     def start(self, name: str, total_steps: int, done: int = 0) -> None:
         """Adds a pipeline, of which `done` steps were made in earlier runs."""
@@ -99,6 +125,7 @@ class Progress:
 
     def message(self, text: str) -> None:
         """Prints above the bars; with `json`, on stderr."""
+        self._heartbeat.printed(self._now())
         self._console.print(Text(text), soft_wrap=True)
 
     def stop(self) -> None:

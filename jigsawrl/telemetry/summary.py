@@ -12,6 +12,8 @@ from rich.text import Text
 from jigsawrl.telemetry.figures import Stage, Summary
 from jigsawrl.telemetry.text import duration, number, sparkline
 
+CUT_OFF_SHOWN = 0.05
+"""Least share of cut-off samples that tables show."""
 _SPARKLINE = 40
 _BAR = 16
 
@@ -35,6 +37,8 @@ class SummaryTable:
             self._add_results(table, plain)
         else:
             table.add_row("steps", "none was finished")
+        if cut_off := cut_off_share(summary):
+            table.add_row("cut off", Text(f"{cut_off} of the samples, at the limit of tokens or turns"))
         if summary.reward_errors:
             table.add_row(
                 "errors", Text(f"{counted(summary.reward_errors, 'reward')} failed", style="yellow")
@@ -66,6 +70,12 @@ class SummaryTable:
             table.add_row("time", duration(summary.seconds))
         if summary.stages:
             table.add_row("", _stage_grid(summary.stages, "#" if plain else "█"))
+
+
+def cut_off_share(summary: Summary) -> str:
+    """Share of samples that were cut off, if it is worth a word."""
+    share = summary.cut_off or 0.0
+    return f"{share:.0%}" if share >= CUT_OFF_SHOWN else ""
 
 
 def counted(count: int, noun: str) -> str:

@@ -12,6 +12,8 @@ from jigsawrl.pipeline.loop import Result, run
 from jigsawrl.telemetry.progress import Progress
 
 SUMS = {"kind": "arithmetic", "max_number": 6, "size": 49}
+COLD = {"path": "tiny", "tiny": {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 1, "warmup_steps": 0}}
+"""Built in no time; it has learned nothing."""
 SMALL = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2}
 
 

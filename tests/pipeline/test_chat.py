@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Callable
 
@@ -53,6 +54,11 @@ LLAMA2_LIKE = """\
 {%- endfor %}
 """
 
+DATED = """\
+{{- 'Today Date: ' + strftime_now('%d %b %Y, %H:%M') + '\\n' }}
+{%- for message in messages %}{{- message.role + ': ' + message.content + '<eot>' }}{%- endfor %}
+"""
+
 # How Llama 3 and Qwen cut text: newlines stand apart from the word that follows them.
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -61,6 +67,7 @@ SPECIAL = {
     LLAMA3_LIKE: ["<|eot|>", "<|begin|>", "<|start|>", "<|end|>"],
     QWEN3_LIKE: ["<|im_end|>", "<|im_start|>"],
     LLAMA2_LIKE: ["</s>", "<s>"],
+    DATED: ["<eot>"],
     None: ["<eos>"],
 }
 
@@ -226,3 +233,15 @@ def test_a_prompt_of_nothing_is_a_clear_error(tokenizer_for: MakeTokenizer) -> N
     for empty in prompt(), prompt(messages=[]):
         with pytest.raises(JigsawError):
             dialogue.prompt_tokens(empty)
+
+
+def test_a_template_writes_the_date_that_it_is_given_and_no_clock(tokenizer_for: MakeTokenizer) -> None:
+    tokenizer = tokenizer_for(DATED)
+    dialogue = Dialogue(tokenizer, datetime.date(2024, 7, 26))
+    expected = tokenizer.encode("Today Date: 26 Jul 2024, 00:00\nuser: hi<eot>")
+    assert dialogue.prompt_tokens(prompt(messages=[message("user", "hi")])) == expected
+    assert dialogue.first_tokens("hi", None) == expected
+    unfinished = [message("user", "hi"), message("assistant", "ho")]
+    assert tokenizer.decode(dialogue.prompt_tokens(prompt(messages=unfinished))).startswith(
+        "Today Date: 26 Jul"
+    )

@@ -112,8 +112,9 @@ def test_a_reward_that_segfaults_costs_its_pipeline_the_reward_and_the_others_no
     outcome = run_here(write_mix(tmp_path, "jigsaw", a=SUMS, bad=bad), out)
     assert [each.how for each in outcome.pipelines] == ["finished"] * 2
     assert [row["reward/errors"] for row in learned(out / "bad")] == [4.0] * STEPS
-    table = table_of(outcome)
-    assert list(table.columns[-1].cells) == ["finished", f"finished; {4 * STEPS} rewards failed"]
+    fine, without = map(str, table_of(outcome).columns[-1].cells)
+    assert fine == "finished"
+    assert without.startswith(f"finished; {4 * STEPS} rewards failed")
     assert result(out / "a") == alone["a"]
     assert_nothing_is_left(tmp_path / "out")
 

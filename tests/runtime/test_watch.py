@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from jigsawrl.graph.interference import CORES
 from jigsawrl.policies.state import Start
 from jigsawrl.runtime.launch import member_of, own_config
 from jigsawrl.runtime.member import Member
-from jigsawrl.runtime.watch import BETWEEN_S, Watch
+from jigsawrl.runtime.messages import Counted
+from jigsawrl.runtime.watch import BETWEEN_S, Watch, doing
 from jigsawrl.runtime.world import World
 from jigsawrl.telemetry.board import Piece, PipelineLine, WorkerLine
 from jigsawrl.telemetry.progress import Progress
@@ -26,13 +28,17 @@ from jigsawrl.telemetry.progress import Progress
 class Told(Progress):
     """Keeps what it is told."""
 
-    def __init__(self, terminal: bool = True) -> None:
-        screen = Console(file=io.StringIO(), force_terminal=terminal, force_interactive=terminal)
-        super().__init__(console=screen)
+    def __init__(self, terminal: bool = True, now: Callable[[], float] = time.monotonic) -> None:
+        self.file = io.StringIO()
+        screen = Console(file=self.file, force_terminal=terminal, force_interactive=terminal)
+        super().__init__(console=screen, now=now)
         self.told: list[tuple[list[PipelineLine], list[WorkerLine]]] = []
 
     def standing(self, pipelines: Sequence[PipelineLine], workers: Sequence[WorkerLine]) -> None:
         self.told.append((list(pipelines), list(workers)))
+
+    def written(self) -> str:
+        return self.file.getvalue()
 
 
 @dataclass
@@ -172,3 +178,31 @@ def test_without_a_terminal_nothing_is_even_looked_at(members: dict[str, Member]
     story.later()
     story.watch.show(story.world, story.members, at_once=True)
     assert (story.progress.told, story.watch.busy) == ([], [0.0, 0.0])
+
+
+def test_where_lines_are_printed_they_say_what_each_pipeline_is_at(members: dict[str, Member]) -> None:
+    at_the_moment = [100.0]
+    story = Story(members, Told(terminal=False, now=lambda: at_the_moment[0]))
+    members["calc"].arrival = 1e6
+    sums = members["sums"]
+    at = [doing(story.world, sums)]
+    story.arrive("sums")
+    at.append(doing(story.world, sums))
+    story.start("sums", ((0,), (1,)))
+    at.append(doing(story.world, sums))
+    for step in (2, 1):  # the first is of another step
+        sums.counted = Counted(step, 3, 32)
+        at.append(doing(story.world, sums))
+    for _ in range(5):
+        story.later(10.0)
+        at_the_moment[0] = story.now
+        story.watch.show(story.world, members)
+    story.world.over("sums")
+    story.world.ask("sums", "training", 1)
+    story.start("sums", ((0, 1),))
+    at.append(doing(story.world, sums))
+    sums.ended = "finished"
+    at.append(doing(story.world, sums))
+    waits, rolls, trains = (1, "", 0, 0), (1, "generation", 0, 0), (1, "training", 0, 0)
+    assert at == [(0, "set-up", 0, 0), waits, rolls, rolls, (1, "generation", 3, 32), trains, (0, "", 0, 0)]
+    assert story.progress.written() == "sums: step 1, generation for 0:20, 3 of 32 samples done\n"

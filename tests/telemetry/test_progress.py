@@ -172,6 +172,62 @@ def test_slow_steps_have_a_line_each_and_long_messages_are_not_broken(clock: Clo
     assert written(console).splitlines() == ["x" * 200, "a 1/3  eta 2:00", "a 2/3  eta 1:00", "a 3/3"]
 
 
+def test_without_a_terminal_a_line_says_what_is_under_way_where_nothing_was_printed_for_long(
+    clock: Clock,
+) -> None:
+    console = screen(terminal=False)
+    with Progress(console=console, now=clock) as progress:
+        progress.doing("sums", 0, "set-up")
+        progress.start("sums", 30)
+        for passed in range(1, 121):
+            clock.time += 1
+            if 10 <= passed < 100:
+                progress.doing("sums", 1, "generation", min(passed, 50), 50)
+            if passed == 70:
+                progress.message("a warning")
+            if passed == 100:
+                progress.update("sums", 1, {})
+                progress.doing("sums", 2, "update")
+            progress.beat()
+    assert written(console).splitlines() == [
+        "sums: step 1, generation for 0:20, 30 of 50 samples done",
+        "sums: step 1, generation for 0:50, all 50 samples done but for their rewards",
+        "a warning",
+        "sums 1/30  eta 48:20",
+    ]
+
+
+def test_what_many_pipelines_are_at_is_one_line_and_who_waits_is_not_in_it(clock: Clock) -> None:
+    console = screen(terminal=False)
+    with Progress(console=console, now=clock) as progress:
+        for number in range(9):
+            progress.doing(f"p{number}", 1, "training")
+            clock.time += 5
+        progress.doing("p1", 1, "")
+        for _ in range(3):
+            progress.beat()
+    assert written(console) == (
+        "p0: step 1, training for 0:45; p2: step 1, training for 0:35; p3: step 1, training for 0:30; "
+        "p4: step 1, training for 0:25; and 4 more\n"
+    )
+
+
+def test_neither_a_terminal_nor_json_gets_such_lines(clock: Clock) -> None:
+    for console, json in ((screen(), False), (screen(terminal=False), True)):
+        progress = Progress(console=console, now=clock, json=json)
+        progress.doing("sums", 1, "generation", 3, 400)
+        clock.time += 3600
+        progress.beat()
+        assert written(console) == ""
+
+
+def test_json_has_no_line_at_the_start(clock: Clock) -> None:
+    for json, expected in ((False, "sums: begins\n"), (True, "")):
+        console = screen(terminal=False)
+        Progress(console=console, now=clock, json=json).opening("sums: begins")
+        assert written(console) == expected
+
+
 SCRIPT = """
 import sys
 from jigsawrl.telemetry.progress import Progress

@@ -8,6 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from jigsawrl.cli_compare import learned
+from jigsawrl.cli_runs import ended
+from jigsawrl.runtime.launch import Ended
 from jigsawrl.telemetry import jsonl
 from jigsawrl.telemetry.figures import Summary, summarize
 from jigsawrl.telemetry.metrics import Metrics
@@ -112,6 +115,27 @@ def test_failed_rewards_and_numbers_that_are_not_finite_are_in_the_table(tmp_pat
         ["not finite", "reward/mean in 1 step"],
         ["run folder", "runs/arithmetic"],
     ]
+
+
+def test_the_share_of_cut_off_samples_is_in_the_table_if_it_is_worth_a_line(tmp_path: Path) -> None:
+    def table(*shares: float) -> list[list[str]]:
+        steps = [{"reward/mean": 0.5, "response_length/clip_ratio": share} for share in shares]
+        return cells(shown(run(tmp_path / str(shares), steps)))
+
+    assert ["cut off", "99% of the samples, at the limit of tokens or turns"] in table(1.0, 0.98)
+    assert "cut off" not in [row[0] for row in table(0.0, 0.01)]
+
+
+def test_the_tables_of_several_pipelines_show_the_share_too(tmp_path: Path) -> None:
+    for name, share in {"a": 0.75, "b": 0.0}.items():
+        summary = run(tmp_path / name, [{"reward/mean": 0.5, "response_length/clip_ratio": share}])
+        how = ended(Ended(name, "finished", "", 1, tmp_path / name, 1.0), summary)
+        assert how == ("finished; 75% of samples cut off" if share else "finished")
+    console = Console(file=io.StringIO(), width=80, _environ={})
+    console.print(learned(tmp_path, ["a", "b"]))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split()[-1] for line in lines if line.split()[:1] in (["a"], ["b"])] == ["75%", "0.500"]
+    assert any("cut off" in line for line in lines)
 
 
 @pytest.mark.parametrize(

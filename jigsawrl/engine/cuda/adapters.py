@@ -27,7 +27,6 @@ from jigsawrl.engine.cuda.tilings import MOST_ADAPTED_ROWS, TALLEST, rounds_of_a
 from jigsawrl.engine.mixed import Adapters
 from jigsawrl.model.lora import Lora
 
-MOST_RANK = 64
 PROGRAMS = 132
 """Of the first product, from which on K is not cut in pieces."""
 TILE = 128
@@ -36,15 +35,6 @@ GATE_TILE = 64
 """Likewise where the gate follows."""
 WARPS = 4
 """Of a program of either."""
-
-
-def fits(adapters: Adapters) -> bool:
-    """Whether the kernels can take them."""
-    return all(
-        a.shape[0] <= MOST_RANK and a.dtype == torch.bfloat16 and a.is_cuda
-        for lora in adapters.values()
-        for a in lora.a.values()
-    )
 
 
 @dataclass(slots=True)

@@ -51,19 +51,6 @@ programs (72 us of a step of 96 sequences)."""
 LOG2_E = 1.4426950408889634
 
 
-def supported(model: Transformer) -> bool:
-    """Whether the kernels know this kind of model; anything else runs through torch's operators."""
-    spec = model.spec
-    sizes = (spec.hidden_size, spec.q_size, spec.intermediate_size)
-    return (
-        model.device.type == "cuda"
-        and torch.cuda.get_device_capability(model.device) >= (9, 0)
-        and model.dtype == torch.bfloat16
-        and spec.head_dim in (64, 128)
-        and all(size % 64 == 0 for size in sizes)
-    )
-
-
 class Rows:
     """The sequences' state on the device, one row each, and the idle row at the end."""
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.pipeline.tasks.base import JSON, ListedTask, Prompt, RewardSpec
+from jigsawrl.pipeline.tasks.base import JSON, ListedTask, Prompt, RewardSpec, Task
 from jigsawrl.pipeline.tasks.rows import Rows, read_rows
 
+IGNORED = ("tools", "chat_template_kwargs")
+"""Columns that TRL renders prompts with."""
 _VERL_GROUND_TRUTH = "reward_model.ground_truth"
 
 
@@ -40,6 +42,17 @@ def load(config: Any) -> ListedTask:
     reward = config.reward
     spec = RewardSpec(reward.path, reward.params, reward.timeout, reward.on_error, reward.processes)
     return ListedTask(prompts, reward=spec)
+
+
+def ignored_columns(task: Task) -> str | None:
+    """What to tell the user of columns that would make other prompts if they were honoured; None: there are none."""
+    found = [name for name in IGNORED if any(task[index].extra.get(name) for index in range(len(task)))]
+    if not found:
+        return None
+    what = f"the column {found[0]} is" if len(found) == 1 else f"the columns {' and '.join(found)} are"
+    return (
+        f"{what} not used for the prompts: the chat template is rendered without; only the reward gets them"
+    )
 
 
 def _default_ground_truth(row: dict[str, JSON]) -> str | None:
