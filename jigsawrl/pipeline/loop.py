@@ -71,7 +71,9 @@ def run(
         out.mkdir(parents=True, exist_ok=True)
         durable.replace(out / "config.yaml", config.to_yaml().encode())
         device = choose_device(config)
-        stack.callback(torch.set_num_threads, torch.get_num_threads())  # the caller's, who may go on computing
+        stack.callback(
+            torch.set_num_threads, torch.get_num_threads()
+        )  # the caller's, who may go on computing
         set_up_torch(config, device)
         if config.threads not in (None, config.thread_limit):
             progress.message(
