@@ -12,8 +12,9 @@ time alone.
 The optimum is that of a moment: the cheapest partition into groups of the jobs that are there then, moved for
 nothing, by the same rules (at most 5 in a group, memory, promises as they stand). All sets that can be a group are
 enumerated and CP-SAT proves the cheapest partition. Where the sets are too many, or CP-SAT is not done in time, a
-proven lower bound stands in: CP-SAT's, or what all nodes would cost if they were busy all of the time. The claim is
-the cost at equally spaced moments over the optimum's.
+proven lower bound stands in: CP-SAT's, or what all nodes would cost if they were busy all of the time. The claims are
+about the cost at equally spaced moments over the optimum's: with mixed jobs that of one seed, and of ten seeds
+from that one on (`--quick`: three) the mean and the worst. In all these traces every promise has to be kept.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
-from common import arguments, claim, clean_stdout, figure, report, say
+from common import CORES, arguments, claim, clean_stdout, figure, report, say
 from ortools.sat.python import cp_model
 from rich.console import Console
 from rich.table import Table
@@ -36,7 +39,7 @@ from jigsawrl.cluster.placing import Place, cheapest
 from jigsawrl.cluster.pools import Cluster, Pool
 from jigsawrl.cluster.regroup import possible_groups
 from jigsawrl.cluster.scheduler import Scheduler, by_price
-from jigsawrl.cluster.shapes import Standing
+from jigsawrl.cluster.shapes import Shapes, Standing
 from jigsawrl.cluster.simulation import ClusterSimulation, Outcome
 from jigsawrl.graph.hardware import hardware_named
 
@@ -52,6 +55,7 @@ MOST_SETS = 60_000
 """That are enumerated for one moment."""
 PROOF_SECONDS = 30.0
 GROWTH = (10, 100, 500, 1000, 2000, 5000, 10_000)
+SEEDS, QUICK_SEEDS = 10, 3
 DECISIONS = 20
 NEWEST = 30
 
@@ -62,13 +66,24 @@ def main() -> None:
     with clean_stdout() as console:
         jobs, hours = (60, 116) if options.quick else (JOBS, HOURS)
         every = 12 if options.quick else 20
-        mixes = {"mixed": KINDS} if options.quick else {"mixed": KINDS, **{kind: (kind,) for kind in KINDS}}
-        against = {}
-        for name, kinds in mixes.items():
-            say(f"{name}: against the optimum")
-            against[name] = over_optimum(
-                trace(jobs, hours, seed, kinds), hours, every if name == "mixed" else 40
-            )
+        seeds = range(seed, seed + (QUICK_SEEDS if options.quick else SEEDS))
+        kinds = () if options.quick else KINDS
+        say(
+            f"against the optimum: mixed, seeds {seeds[0]} to {seeds[-1]}; {', '.join(kinds) or 'no other mix'}"
+        )
+        with ProcessPoolExecutor(CORES, mp_context=get_context("spawn")) as processes:
+            started = {
+                each: processes.submit(over_optimum, trace(jobs, hours, each, KINDS), hours, every)
+                for each in seeds
+            }
+            others = {
+                kind: processes.submit(over_optimum, trace(jobs, hours, seed, (kind,)), hours, 40)
+                for kind in kinds
+            }
+            by_seed = {each: future.result() for each, future in started.items()}
+            against = {"mixed": by_seed[seed], **{kind: future.result() for kind, future in others.items()}}
+        ratios = [each["over_optimum"] for each in by_seed.values()]
+        played = [*against.values(), *by_seed.values()]
         mixed = trace(jobs, hours, seed, KINDS)
         policies = {"regrouping": against["mixed"]}
         for name, scheduler in {
@@ -83,10 +98,12 @@ def main() -> None:
         for count in GROWTH[:5] if options.quick else GROWTH:
             say(f"decisions with {count} jobs")
             growth[count] = decision_ms(count, seed)
-        print_tables(console, against, policies, growth)
+        print_tables(console, against, by_seed, policies, growth)
         claims = {
             "cost_over_optimum_mixed": claim(against["mixed"]["over_optimum"], at_most=1.06),
-            "slo_attainment": claim(min(each["slo_attainment"] for each in against.values()), at_least=1.0),
+            "cost_over_optimum_mixed_mean": claim(round(statistics.mean(ratios), 4), at_most=1.05),
+            "cost_over_optimum_mixed_worst": claim(max(ratios), at_most=1.08),
+            "slo_attainment": claim(min(each["slo_attainment"] for each in played), at_least=1.0),
             "cost_vs_random": claim(
                 policies["random"]["dollars"] / against["mixed"]["dollars"], at_least=1.0
             ),
@@ -102,6 +119,7 @@ def main() -> None:
             claims,
             quick=options.quick,
             mixes=against,
+            mixed_by_seed=by_seed,
             policies=policies,
             decision_ms=growth,
         )
@@ -196,8 +214,12 @@ def over_optimum(jobs: list[Job], hours: float, every: float) -> dict[str, Any]:
 
 
 def optimum(scheduler: Scheduler, standings: Sequence[Standing]) -> tuple[float, str]:
-    """Dollars an hour of the cheapest partition, and what proves it."""
-    found = possible_groups(scheduler.shapes, standings, MOST_SETS)
+    """Dollars an hour of the cheapest partition, and what proves it.
+
+    It judges sets with a memory of its own: what the scheduler knows, and so how far it looks, does not change.
+    """
+    rules = scheduler.shapes
+    found = possible_groups(Shapes(rules.cluster, rules.level, rules.largest), standings, MOST_SETS)
     if len(found) > MOST_SETS:
         return load_bound(scheduler), "bound of the load"
     model = cp_model.CpModel()
@@ -213,10 +235,10 @@ def optimum(scheduler: Scheduler, standings: Sequence[Standing]) -> tuple[float,
 
 
 def load_bound(scheduler: Scheduler) -> float:
-    """If every node were busy all of the time, and every job just kept its promise."""
+    """If every node were busy all of the time, and every job just kept its promise, or was alone if it cannot."""
     pools = scheduler.shapes.cluster.pools
     return sum(
-        turn.rollout / turn.limit * pools["h20"].price + turn.training / turn.limit * pools["h800"].price
+        (turn.rollout * pools["h20"].price + turn.training * pools["h800"].price) / max(turn.limit, turn.step)
         for group in scheduler.groups.values()
         for turn in group.shape.turns
     )
@@ -259,7 +281,11 @@ def decision_ms(count: int, seed: int) -> dict[str, float]:
 
 
 def print_tables(
-    console: Console, against: dict[str, Any], policies: dict[str, Any], growth: dict[int, dict[str, float]]
+    console: Console,
+    against: dict[str, Any],
+    by_seed: dict[int, dict[str, Any]],
+    policies: dict[str, Any],
+    growth: dict[int, dict[str, float]],
 ) -> None:
     table = Table(title="against the optimum of the moment")
     for column in (
@@ -276,6 +302,14 @@ def print_tables(
         moments = ", ".join(str(count) for count in each["moments"].values())
         cells = (f"{each['over_optimum']:.3f}", paper[name], f"{each['slo_attainment']:.1%}")
         table.add_row(name, *cells, figure(each["dollars_per_hour"]), moments)
+    console.print(table)
+    table = Table(title="mixed, seed by seed")
+    for column in ("seed", "cost / optimum", "SLO", "dollars", "moves", "moments"):
+        table.add_column(column, justify="right")
+    for number, each in by_seed.items():
+        moments = ", ".join(str(count) for count in each["moments"].values())
+        cells = (f"{each['over_optimum']:.3f}", f"{each['slo_attainment']:.1%}", f"{each['dollars']:,}")
+        table.add_row(str(number), *cells, str(each["moves"]), moments)
     console.print(table)
     table = Table(title="mixed")
     for column in ("placement", "dollars", "SLO", "mean slowdown", "peak nodes", "moves"):

@@ -19,10 +19,8 @@ from jigsawrl.cluster.shapes import KEPT, Shape, Shapes, Standing, widths
 NEAR = {1: (24, 9), 2: (12, 9)}
 """Other groups that are taken together: of how many, those with most room first, and with how many jobs at most, for
 all their partitions to be looked at."""
-WIDE = {**NEAR, 3: (7, 12), 4: (6, 12)}
-"""Where sets are judged by their limits: to judge one by how it is foreseen to go takes some five times as long."""
 EFFORT, EFFORT_OF_FEW = 450, 20_000
-"""For one decision, and by limits more: so many over the number of jobs, for of few much can be looked at."""
+"""For one decision; and for all jobs at once so many over the number of jobs, for of few much can be looked at."""
 HORIZON = 12.0
 """Hours that are looked ahead, at most: by then others have come and gone."""
 
@@ -52,22 +50,22 @@ class Effort:
     left: int
 
     @staticmethod
-    def among(jobs: int, shapes: Shapes) -> Effort:
-        return Effort(EFFORT + (EFFORT_OF_FEW // max(1, jobs) if shapes.surely else 0))
+    def together(jobs: int) -> Effort:
+        """For all of them at once."""
+        return Effort(EFFORT_OF_FEW // max(1, jobs))
 
 
 def better(
     shapes: Shapes, groups: Mapping[int, Group], nodes: Nodes, group: Group, effort: Effort
 ) -> Regrouping | None:
     """The regrouping of this group with others that gains most; None where none pays."""
-    near = WIDE if shapes.surely else NEAR
     others = heapq.nsmallest(
-        near[1][0],
+        NEAR[1][0],
         (each for each in groups.values() if each is not group),
         key=lambda each: (-each.room.total, each.number),
     )
     best: tuple[float, Regrouping] | None = None
-    for some in _sets(group, others, near):
+    for some in _sets(group, others):
         if effort.left <= 0:
             break
         if least_price(shapes, some) - _worth(shapes, some) >= _cost(some) - 1e-9:
@@ -80,12 +78,10 @@ def better(
     return best[1] if best else None
 
 
-def _sets(
-    group: Group, others: Sequence[Group], near: Mapping[int, tuple[int, int]]
-) -> Iterator[tuple[Group, ...]]:
-    """The group alone, with one other, with two others and so on; never too many jobs."""
+def _sets(group: Group, others: Sequence[Group]) -> Iterator[tuple[Group, ...]]:
+    """The group alone, with one other, with two others; never too many jobs."""
     yield (group,)
-    for more, (closest, most_jobs) in near.items():
+    for more, (closest, most_jobs) in NEAR.items():
         for some in combinations(others[:closest], more):
             if len(group.standings) + sum([len(each.standings) for each in some]) <= most_jobs:
                 yield (group, *some)
@@ -118,9 +114,11 @@ def least_price(shapes: Shapes, groups: Sequence[Group]) -> float:
 
 
 def possible_groups(
-    shapes: Shapes, standings: Sequence[Standing], most: float = math.inf
+    shapes: Shapes, standings: Sequence[Standing], most: float = math.inf, effort: Effort | None = None
 ) -> dict[int, Shape]:
-    """Every set of these jobs that can be a group, as bits, with its cheapest shape; given up beyond so many.
+    """Every set of these jobs that can be a group, as bits, with its cheapest shape.
+
+    Given up beyond so many sets, or when the effort is spent: what was found until then, smaller sets first.
 
     What is not possible is not possible with more jobs either, so sets grow from possible ones; unless who comes
     trains on more nodes than all others, on which everyone's training takes less.
@@ -143,10 +141,15 @@ def possible_groups(
                     continue
                 tried.add(more)
                 if _may_be(more, found, wide):
+                    before = shapes.judged
                     shape = shapes.best([each for i, each in enumerate(standings) if more >> i & 1])
                     if shape is not None:
                         found[more] = shape
                         larger.append(more)
+                    if effort is not None:
+                        effort.left -= shapes.judged - before
+                        if effort.left <= 0:
+                            return found
         grown = larger
     return found
 
@@ -208,7 +211,7 @@ def _partition(shapes: Shapes, standings: Sequence[Standing]) -> tuple[float, li
 def _regrouped(shapes: Shapes, nodes: Nodes, groups: Sequence[Group]) -> tuple[float, Regrouping] | None:
     standings = {name: each for group in groups for name, each in group.standings.items()}
     found = cheapest_partition(shapes, list(standings.values()))
-    if found is None or found[0] >= _cost(groups) - 1e-9 or not _affordable(nodes, groups, found[1]):
+    if found is None or found[0] >= _cost(groups) - 1e-9 or not affordable(nodes, groups, found[1]):
         return None
     parts = found[1]
     kept = _kept(groups, parts)
@@ -216,9 +219,9 @@ def _regrouped(shapes: Shapes, nodes: Nodes, groups: Sequence[Group]) -> tuple[f
     gain = sum(bill(shapes, group.shape, standings) for group in groups)
     for shape, number in zip(parts, kept, strict=True):
         gain -= bill(shapes, shape, standings)
-        stays = _stays(by_number[number], shape) if number is not None else set()
+        there = stays(by_number[number], shape) if number is not None else set()
         for turn in shape.turns:
-            if turn.name in stays:
+            if turn.name in there:
                 continue
             standing = standings[turn.name]
             lost = moving_seconds(standing)
@@ -256,7 +259,7 @@ def bill(shapes: Shapes, shape: Shape, standings: Mapping[str, Standing]) -> flo
         shape = fewer
 
 
-def _affordable(nodes: Nodes, groups: Sequence[Group], parts: Sequence[Shape]) -> bool:
+def affordable(nodes: Nodes, groups: Sequence[Group], parts: Sequence[Shape]) -> bool:
     """Whether there are as many nodes; those that the groups have are theirs to use."""
     more: dict[str, int] = {}
     for sign, some in ((1, parts), (-1, [group.shape for group in groups])):
@@ -282,15 +285,15 @@ def _kept(groups: Sequence[Group], parts: Sequence[Shape]) -> list[int | None]:
     return kept
 
 
-def _stays(group: Group, shape: Shape) -> set[str]:
+def stays(group: Group, shape: Shape) -> set[str]:
     """Jobs that keep all their nodes when a group takes another shape."""
     if shape.training_nodes != group.shape.training_nodes:
         return set()
     names = group.rollout_nodes if shape.shared else named(group, shape)
-    stays = set()
+    found = set()
     for turn, nodes in zip(shape.turns, shape.places, strict=True):
         if turn.name in group.standings:
             old, _ = group.nodes_of(turn.name)
             if old == {names[node] for node in nodes}:
-                stays.add(turn.name)
-    return stays
+                found.add(turn.name)
+    return found

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from jigsawrl.cluster.groups import Decision, Group, named
@@ -23,8 +23,9 @@ from jigsawrl.cluster.jobs import Job
 from jigsawrl.cluster.nodes import Nodes
 from jigsawrl.cluster.placing import Place, cheapest
 from jigsawrl.cluster.pools import Cluster
-from jigsawrl.cluster.regroup import Effort, Regrouping, better, moving_seconds
+from jigsawrl.cluster.regroup import EFFORT, Effort, Regrouping, better, moving_seconds
 from jigsawrl.cluster.shapes import Shape, Shapes, Standing
+from jigsawrl.cluster.together import regroupings
 from jigsawrl.cluster.waiting import goes_before, held_back, outranked, outranked_beside
 
 LARGEST = 5
@@ -103,7 +104,7 @@ class Scheduler:
         found = self._admit(standing)
         if self._preempted:
             found += self._admitted()
-        return [*found, *self._improved({self.home.get(job.name)})]
+        return [*found, *self._improved({self.home.get(job.name)}, {job.name})]
 
     def depart(self, name: str) -> list[Decision]:
         """A job that is done, or withdrawn."""
@@ -151,6 +152,13 @@ class Scheduler:
         if name not in self.home:
             return []
         return self.relieve(name)
+
+    def reconsider(self) -> list[Decision]:
+        """Packs closer what may be by now: jobs that got ahead of their promises may be slowed down more.
+
+        For plans that hold in the worst case: in others jobs are ahead and behind by chance.
+        """
+        return self._improved_together(set())
 
     def relieve(self, name: str) -> list[Decision]:
         """Judges a job's group anew. If promises are not kept there any more, someone has to leave it."""
@@ -335,12 +343,12 @@ class Scheduler:
         self.groups[group.number] = group
         return group
 
-    def _improved(self, numbers: set[int | None]) -> list[Decision]:
+    def _improved(self, numbers: set[int | None], new: Collection[str] = ()) -> list[Decision]:
         """Packs groups closer together as long as that pays: these first, then those with most room."""
         if not self.regroup:
             return []
         found: list[Decision] = []
-        effort = Effort.among(len(self.home), self.shapes)
+        effort = Effort(EFFORT)
         first = sorted(number for number in numbers if number is not None and number in self.groups)
         roomy = heapq.nsmallest(
             ROOMY, self.groups.values(), key=lambda group: (-group.room.total, group.number)
@@ -354,6 +362,16 @@ class Scheduler:
                 found += self._regrouped(plan)
                 done += 1
                 queue.extendleft({self.home[turn.name] for shape in plan.shapes for turn in shape.turns})
+        return [*found, *self._improved_together(numbers, new)]
+
+    def _improved_together(self, numbers: set[int | None], new: Collection[str] = ()) -> list[Decision]:
+        """Packs as many groups at once as there is effort for: these, then those with most room."""
+        found: list[Decision] = []
+        effort = Effort.together(len(self.home))
+        if self.regroup and self.shapes.surely and effort.left >= len(self.home):
+            changed = {self.home[name] for name in new if name in self.home} | self.groups.keys() & numbers
+            for plan in regroupings(self.shapes, self.groups, self.nodes, sorted(changed), new, effort):
+                found += self._regrouped(plan)
         return found
 
     def _grows(self, shape: Shape, kept: int | None) -> float:

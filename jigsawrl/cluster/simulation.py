@@ -28,6 +28,8 @@ LOOK = 8
 """Steps after which durations are looked at."""
 LATE = 2
 """Steps after which it is looked whether a job falls behind its promise."""
+RECONSIDER = 3600.0
+"""Seconds after a decision from which it is asked whether groups can be packed closer by now."""
 RECENT = 4 * LOOK
 """Steps by which it is seen what a job takes of the limits it was planned with."""
 DRIFTED = 0.05
@@ -157,6 +159,7 @@ class ClusterSimulation:
         self._busy: dict[str, float] = {}
         self._peak: dict[str, int] = {}
         self._draws: dict[str, Floats] = {}
+        self._decided_at = 0.0
         self._cold: set[str] = set()
         """Jobs that are starting, and have no turns yet."""
         self._jobs = {job.name: job for job in jobs}
@@ -242,6 +245,7 @@ class ClusterSimulation:
 
     def _decided(self, decisions: Sequence[Decision]) -> None:
         """Does what the scheduler has decided."""
+        self._decided_at = self.now
         self.decisions += decisions
         changes = self.scheduler.changes()
         started = []
@@ -378,6 +382,8 @@ class ClusterSimulation:
             late = group.shape.slowdown(name) > self.scheduler.standing(name).bound * 1.005
             if late and len(group.standings) > 1:
                 return self._heard(name, lambda: self.scheduler.relieve(name))
+            if self.scheduler.shapes.surely and self.now - self._decided_at >= RECONSIDER:
+                return self._heard(name, self.scheduler.reconsider)
         return False
 
     def _drifted(self, name: str, running: _Running) -> float | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from jigsawrl.cluster.from_config import cluster_of
 from jigsawrl.cluster.groups import Decision, Group
 from jigsawrl.cluster.scheduler import Scheduler
-from jigsawrl.cluster.simulation import DRIFTED, LOOK
+from jigsawrl.cluster.simulation import DRIFTED, LOOK, RECONSIDER
 from jigsawrl.daemon.admission import HOUR, job_of
 from jigsawrl.daemon.ledger import GroupEntry, JobEntry, JobState, Ledger
 from jigsawrl.daemon.orders import Begin, Halt, Join, Leave, Order, Wanted, orders
@@ -66,6 +66,7 @@ class Daemon:
         """Seconds of a step alone that the scheduler knows of each job."""
         self.looked: dict[str, int] = {}
         """The step at which each job's durations were last looked at."""
+        self.decided_at = time.time()
         self.left: dict[Path, set[str]] = {}
         """Stores of dead runs, and the jobs that go on from what is remembered there."""
         self.broken: set[str] = set()
@@ -303,6 +304,8 @@ class Daemon:
             and group.shape.slowdown(job.name) > group.standings[job.name].bound * 1.005
         ):
             self._decided(self.scheduler.relieve(job.name))
+        elif self.scheduler.shapes.surely and time.time() - self.decided_at >= RECONSIDER:
+            self._decided(self.scheduler.reconsider())
 
     def _solo(self, job: JobEntry) -> float:
         """Planned seconds of a step alone."""
@@ -331,6 +334,7 @@ class Daemon:
 
     def _decided(self, decisions: Sequence[Decision], also: Callable[[], None] = lambda: None) -> None:
         """Writes down what the scheduler has decided; the runs follow."""
+        self.decided_at = time.time()
         self.scheduler.changes()  # they are told by what the groups are now
         groups = [
             GroupEntry(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -229,6 +230,32 @@ def test_departures_compact_groups():
     assert scheduler.price == 4.0
     assert [(each.how, each.why) for each in moves] == [("moved", "groups 1, 0 cost $4.00/h less so")]
     assert scheduler.changes().moved == {moves[0].job}
+
+
+def test_groups_that_only_pack_closer_when_many_change_at_once_do_so():
+    rng = random.Random(9)
+    scheduler = Scheduler(two_pools(), regroup=False)
+    for number in range(18):
+        phases = float(rng.randint(50, 600)), float(rng.randint(50, 600))
+        scheduler.arrive(job(f"{number}", *phases, max_slowdown=round(rng.uniform(1, 2), 2), steps=2000))
+    assert scheduler.price == 43.0
+    scheduler.regroup = True
+    scheduler.depart("0")
+    check(scheduler)
+    assert scheduler.price == 35.0  # 37 by a few groups at a time
+
+
+def test_jobs_that_got_ahead_of_their_promises_are_packed_closer_though_nobody_came_or_went():
+    scheduler = Scheduler(two_pools())
+    for name in "ab":
+        scheduler.arrive(job(name, max_slowdown=1.0))
+    assert scheduler.reconsider() == []
+    assert scheduler.price == 8.0
+    for name in "ab":
+        scheduler.progress(name, 20_000, 36_000)
+    moves = scheduler.reconsider()
+    assert [each.how for each in moves] == ["moved"]
+    assert scheduler.price == 4.0
 
 
 def test_a_group_is_paid_until_its_last_job_ends_less_what_is_given_back_before():
