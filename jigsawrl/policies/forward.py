@@ -222,6 +222,8 @@ class Forward:
         if min(crowd) > self.crowds[-1] and not self.fuses:
             return
         waiting = [course for course in self.courses.values() if not course.pieces]
+        if self.rule.put_off[0] and len(waiting) < len(self.courses):
+            waiting = [c for c in waiting if not self.rule.puts_off(c.pipeline.name, self.now)]
         if len(waiting) > 1:
             waiting.sort(key=self._rank)
         for number, course in enumerate(waiting):

@@ -166,6 +166,7 @@ class Jigsaw:
             trials.consider(planner.apart())
         if self.fill and exact and trials.open:
             trials.consider(planner.sparing(trials.soonest, trials.best))
+            trials.consider(planner.putting_off(trials.best))
         if few and trials.open:
             for plan in trials.foremost():
                 trials.consider(planner.variants(plan, exact))

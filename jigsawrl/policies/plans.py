@@ -135,6 +135,17 @@ class Planner:
         rules = [Rule(sparing=Sparing(until, part, trainings)) for until, part, trainings in choices]
         return [self.plan(self.waiting, rule=rule) for rule in rules]
 
+    def putting_off(self, latest: float) -> list[Plan]:
+        """One pipeline waits, for as long as all work could still end by then, and leaves its room to the others."""
+        found: dict[Plan, None] = {}
+        now = self.state.now
+        for pipeline in self.waiting:
+            others = [p for p in self.waiting if p is not pipeline]
+            for until in round_times(now, latest - self.state.left_alone(pipeline)):
+                if until > now:
+                    found[self.plan(others, rule=Rule(put_off=(pipeline.name, until)))] = None
+        return list(found)
+
     def _ordered(self, named: tuple[str, ...]) -> list[Pipeline]:
         return sorted(self.waiting, key=lambda p: named.index(p.name) if p.name in named else len(named))
 

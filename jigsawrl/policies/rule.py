@@ -37,6 +37,11 @@ class Rule:
     parts: Parts = ()
     """Workers that each rollout keeps to, while trainings take all; none if there are no such parts."""
     sparing: Sparing | None = None
+    put_off: tuple[str, float] = ("", 0.0)
+    """A pipeline that starts nothing before this time, as long as others run."""
+
+    def puts_off(self, name: str, now: float) -> bool:
+        return name == self.put_off[0] and now < self.put_off[1]
 
 
 def fewest(seconds: Sequence[float], spare: float) -> int:
