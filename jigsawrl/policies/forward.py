@@ -7,132 +7,24 @@ becomes ready starts on the blocks that nobody uses, or beside others if there a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
 
-from jigsawrl.graph.fused import in_one_batch, most_demanding, speeds_with_fused
+from jigsawrl.graph.fused import most_demanding, speeds_with_fused
 from jigsawrl.graph.interference import SIGNATURES, Signature, company, mix_freely, side_by_side
 from jigsawrl.graph.lanes import Lane, Segment
+from jigsawrl.policies.course import Alone, Course, Pieces, batch_of, coarse
+from jigsawrl.policies.prospect import Prospect
+from jigsawrl.policies.rule import Rule, Sparing, fewest
 from jigsawrl.policies.state import Migrate, Phase, Pipeline, Place, Start, State
 
 BLOCKS = 8
 EVENTS = 128
 """A future is followed for so many events at most, divided by the pipelines in it; by two to the end of all work."""
-
 SLOWEST = 8.0
 """A pipeline that stands still for a while is not thought to stand still for ever."""
-LATE = 10.0
-"""A second late weighs as much as so many seconds more for all."""
-
-Piece = tuple[Signature, float]
-Pieces = tuple[Piece, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """Seconds of a pipeline's phases and of a step of it, alone on all workers."""
-
-    rollout: float
-    training: float
-    step: float
-
-
-@dataclass(slots=True, eq=False)
-class Course:
-    """A pipeline on its way: the pieces of its phase that are left, last first, or none while it waits."""
-
-    pipeline: Pipeline
-    alone: Alone
-    step: int
-    phase: Phase
-    pieces: Pieces = ()
-    blocks: Place = ()
-    signature: Signature = "host"
-    """What binds the piece at hand."""
-    left: float = 0.0
-    """Of the piece at hand, alone on whole workers."""
-    speed: float = 1.0
-    whole: float = 0.0
-    """Seconds of the whole phase, alone."""
-    bytes: float = 0.0
-    due: float = float("inf")
-    at_first: float = 0.0
-    """Seconds of work that were left of it when the future began."""
-
-    def copy(self) -> Course:
-        return Course(
-            self.pipeline,
-            self.alone,
-            self.step,
-            self.phase,
-            self.pieces,
-            self.blocks,
-            self.signature,
-            self.left,
-            self.speed,
-            self.whole,
-            self.bytes,
-            self.due,
-            self.at_first,
-        )
-
-    def begin(self, pieces: Pieces) -> None:
-        """Sets out on the first of these."""
-        self.pieces = pieces
-        self.signature, self.left = pieces[-1]
-
-    @property
-    def part_left(self) -> float:
-        """Of its phase."""
-        if not self.pieces:
-            return 1.0
-        rest = self.left + sum([seconds for _, seconds in self.pieces[:-1]])
-        return rest / self.whole if self.whole > 0 else 0.0
-
-    @property
-    def work_left(self) -> float:
-        """Seconds of all its work that is left, alone on all workers."""
-        alone, steps = self.alone, self.pipeline.steps - self.step
-        if self.phase == "rollout":
-            return self.part_left * alone.rollout + alone.training + steps * alone.step
-        return self.part_left * alone.training + steps * alone.step
-
 
 Crowd = tuple[Course, ...]
 """Who shares a block."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prospect:
-    """Where a future leads: the time it was followed to, and the solo seconds of work left then."""
-
-    now: float
-    left: dict[str, float]
-    done: float
-    late: float
-    """Seconds by which pipelines will miss their times if they go on at this pace, all together."""
-
-    def rate(self, since: float) -> float:
-        """Solo seconds of work that were done in a second."""
-        return max(1.0, self.done / max(self.now - since, 1e-9))
-
-    def makespan(self, rate: float) -> float:
-        """When all would be done at this rate, less as one after the other is done; exact where nothing is left.
-
-        Those that are together go on equally fast, so it is best if all have as much left.
-        """
-        if not self.left:
-            return self.now
-        gain = (rate - 1) / max(1, len(self.left) - 1)
-        end, before = self.now, 0.0
-        for count, left in zip(range(len(self.left), 0, -1), sorted(self.left.values()), strict=True):
-            end += (left - before) * count / min(count, 1 + gain * (count - 1))
-            before = left
-        return end
-
-    def score(self, rate: float) -> float:
-        """The less the better."""
-        return self.makespan(rate) + LATE * self.late
 
 
 class Forward:
@@ -157,14 +49,7 @@ class Forward:
             for block in range(self.blocks)
         ]
         self.on_block: list[Crowd] = [()] * self.blocks
-        self.order: tuple[str, ...] = ()
-        """Who goes first; those not named, longest remaining work first."""
-        self.strict = False
-        """Whether nobody overtakes one who finds no room."""
-        self.divide = False
-        """Whether those who wait together divide what is free, instead of the first taking it all."""
-        self.parts: Mapping[str, Place] = {}
-        """Workers that each rollout keeps to, while trainings take all; none if there are no such parts."""
+        self.rule = Rule()
         self.courses: dict[str, Course] = {}
         self.homes = {name: self._homes(pipeline) for name, pipeline in state.pipelines.items()}
         for pipeline in state.pipelines.values():
@@ -187,8 +72,7 @@ class Forward:
         other.block_of, other.speeds, other.homes = self.block_of, self.speeds, self.homes
         other.since, other.now, other.late, other.at_first = self.since, self.now, self.late, self.at_first
         other.held = list(self.held)
-        other.order, other.strict, other.divide = self.order, self.strict, self.divide
-        other.parts, other.fuses = self.parts, self.fuses
+        other.rule, other.fuses = self.rule, self.fuses
         other.courses = {name: course.copy() for name, course in self.courses.items()}
         other.on_block = [
             tuple([other.courses[course.pipeline.name] for course in there]) for there in self.on_block
@@ -275,6 +159,10 @@ class Forward:
         for block in course.blocks:
             self.on_block[block] = tuple([other for other in self.on_block[block] if other is not course])
 
+    def soonest(self) -> float:
+        """When all work could be done if every pipeline had all workers to itself."""
+        return self.now + max(course.work_left for course in self.courses.values())
+
     # The rules
 
     def follow(self, until: float) -> Prospect:
@@ -334,17 +222,22 @@ class Forward:
         if min(crowd) > self.crowds[-1] and not self.fuses:
             return
         waiting = [course for course in self.courses.values() if not course.pieces]
+        if self.rule.put_off[0] and len(waiting) < len(self.courses):
+            waiting = [c for c in waiting if not self.rule.puts_off(c.pipeline.name, self.now)]
         if len(waiting) > 1:
             waiting.sort(key=self._rank)
         for number, course in enumerate(waiting):
-            blocks = self._room(course, crowd, len(waiting) - number if self.divide else 0)
+            if self.rule.sparing:
+                blocks = self._spared(course, crowd, self.rule.sparing)
+            else:
+                blocks = self._room(course, crowd, len(waiting) - number if self.rule.divide else 0)
             if blocks:
                 workers = int(len(blocks) * self.size)
                 tp = min(course.pipeline.tp, workers)
                 self._start(course, blocks, max(1, workers // tp), tp)
                 for block in blocks:
                     crowd[block] = self._size(self.on_block[block])
-            elif self.strict:
+            elif self.rule.strict:
                 return
 
     def _size(self, there: Crowd) -> int:
@@ -363,7 +256,8 @@ class Forward:
 
     def _rank(self, course: Course) -> tuple[int, int, float]:
         name = course.pipeline.name
-        place = self.order.index(name) if name in self.order else len(self.order)
+        order = self.rule.order
+        place = order.index(name) if name in order else len(order)
         return -course.pipeline.outlook.shape.priority, place, -course.work_left
 
     def _room(self, course: Course, crowd: list[int], among: int) -> Place:
@@ -373,12 +267,12 @@ class Forward:
         """
         tp = course.pipeline.tp
         width = max(1, round(tp / self.size))
-        home = self.homes[course.pipeline.name].get(course.phase)
-        mine: Collection[int] = range(self.blocks) if home is None else home
-        if self.parts and course.phase == "rollout":
-            mine = [block for block in self._blocks_of(self.parts[course.pipeline.name]) if block in mine]
-        half = self.blocks if home is None else len(home)
-        for most in self.crowds[-1:] if self.parts else self.crowds:
+        mine = self._mine(course)
+        half = len(mine)
+        if self.rule.parts and course.phase == "rollout":
+            part = dict(self.rule.parts)[course.pipeline.name]
+            mine = [block for block in self._blocks_of(part) if block in mine]
+        for most in self.crowds[-1:] if self.rule.parts else self.crowds:
             found = [block for block in mine if crowd[block] <= most or self._joins(course, block)]
             if most == 0 and among:
                 found = found[: max(width, len(found) // among)]
@@ -391,6 +285,43 @@ class Forward:
             if max([self.held[block] for block in found]) + needed <= self.capacity:
                 return tuple(found)
         return ()
+
+    def _mine(self, course: Course) -> Collection[int]:
+        """Blocks that its phase may use."""
+        home = self.homes[course.pipeline.name].get(course.phase)
+        return range(self.blocks) if home is None else home
+
+    def _spared(self, course: Course, crowd: list[int], sparing: Sparing) -> Place:
+        """As few blocks as the time to spare allows, those with most room; fewer where it does not fit on so many."""
+        most = self.crowds[-1]
+        found = [b for b in self._mine(course) if crowd[b] <= most or self._joins(course, b)]
+        choices = self._choices(course)
+        count = len(choices)
+        if not choices:
+            return ()
+        if sparing.trainings or course.phase == "rollout":
+            spare = sparing.until - self.now - course.work_left
+            count = fewest([seconds for _, seconds, _ in choices], sparing.part * spare) + 1
+        found.sort(key=lambda block: (self.held[block], block))
+        for blocks, _, needed in reversed(choices[:count]):
+            if blocks <= len(found) and self.held[found[blocks - 1]] + needed <= self.capacity:
+                return tuple(sorted(found[:blocks]))
+        return ()
+
+    def _choices(self, course: Course) -> tuple[tuple[int, float, float], ...]:
+        """Blocks that its phase may take, from few to all, its seconds alone on so many, and its bytes on each."""
+        tp, all_blocks = course.pipeline.tp, len(self._mine(course))
+        width = max(1, round(tp / self.size))
+
+        def choices() -> Iterator[tuple[int, float, float]]:
+            for blocks in range(width, all_blocks + 1, width):
+                workers = max(tp, int(blocks * self.size))
+                _, seconds, needed = self._phase(course, workers // tp, tp)
+                if needed <= self.capacity:
+                    yield blocks, seconds, needed
+
+        key = ("choices", course.phase, self.workers, all_blocks)
+        return course.pipeline.outlook.kept(key, lambda: tuple(choices()))
 
     def _pace(self, running: list[Course], crowds: list[Crowd]) -> None:
         """Every course goes as fast as the slowest of its blocks."""
@@ -425,17 +356,3 @@ class Forward:
                 late += max(0.0, self.now + max(1.0, pace) * left[name] - course.due)
         done = self.at_first - sum(left.values())
         return Prospect(self.now, left, done, late)
-
-
-def batch_of(course: Course) -> str:
-    return in_one_batch(course.signature, course.phase, course.pipeline.outlook.shape.base)
-
-
-def coarse(segments: tuple[Segment, ...]) -> Pieces:
-    """What binds a phase, and for how long in all, last first."""
-    pieces: dict[Signature, float] = {}
-    for segment in segments:
-        if segment.seconds > 0:
-            signature = SIGNATURES[segment.kind]
-            pieces[signature] = pieces.get(signature, 0.0) + segment.seconds
-    return tuple(reversed(pieces.items()))

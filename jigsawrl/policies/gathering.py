@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from jigsawrl.policies.ahead import Course, Order, bits, fit_together, orders, score
-from jigsawrl.policies.jigsaw import moved_segments
 from jigsawrl.policies.starts import start_on
 from jigsawrl.policies.state import Action, Migrate, Start, State
 from jigsawrl.policies.tails import last_tails
+from jigsawrl.policies.trials import moved_segments
 
 GAIN = 1e-2
 """Part of the predicted time that it must save: how long a tail is, nobody knows."""

@@ -9,15 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from jigsawrl.graph.batch import Batch
 from jigsawrl.graph.interference import SIGNATURES, merely_divided, undisturbed
-from jigsawrl.graph.lanes import Segment
 from jigsawrl.policies.balance import balanced
-from jigsawrl.policies.forward import Forward, Prospect
 from jigsawrl.policies.onward import going_on
-from jigsawrl.policies.plans import Actions, Plan, Planner, Rule, moved_bytes
+from jigsawrl.policies.plans import Actions, Planner, moved_bytes
 from jigsawrl.policies.shares import best, equal, shared
 from jigsawrl.policies.starts import start_on
 from jigsawrl.policies.state import (
@@ -33,13 +28,11 @@ from jigsawrl.policies.state import (
     State,
 )
 from jigsawrl.policies.tails import last_tails
+from jigsawrl.policies.trials import FEW_PIPELINES, Trials, to_the_end
 from jigsawrl.policies.turns import out_of_turn
 
 GAIN = 1e-3
 """Part of the predicted time that moving a tail must save to be worth it."""
-DOUBT = 0.03
-"""Part of the predicted time that another plan than the simple rule's must save, where neighbours disturb each other:
-what follows depends on who meets whom when, which is foreseen only roughly."""
 TIGHT, TIGHT_STEPS = 0.1, 0.5
 """A pipeline has no time to lose if it has less to spare than this part of what it needs, or of a step of its own:
 a phase on too few workers costs that much."""
@@ -47,12 +40,10 @@ MOVES = 3
 """Ways to gather tails that are tried, tails on most workers first."""
 SHORT = 0.5
 """Seconds of a phase that are not worth the time that looking ahead takes itself, about a hundredth of them."""
+FIRST, FIRST_EXACT = (0, 2), (0, 1, 2, 3)
+"""Pipelines that go first for good, in any order."""
 PATIENCE = 3.0
 """Steps of its own that a phase waits before it goes first."""
-FEW, FEW_PIPELINES = 24, 4
-"""So many phases of so many pipelines are followed to the end of all work; more, through about a step."""
-BEST = 3
-"""Orders of which variants are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +95,18 @@ class Jigsaw:
         ready = state.ready()
         if len(ready) < 2:
             return ready
-        must = [p for p in ready if p is urgent] or [p for p in ready if late(state, p)]
+        must = [p for p in ready if p is urgent] or [p for p in ready if self._late(state, p)]
         return must[:1] or sorted(
             ready, key=lambda p: (-p.outlook.shape.priority, -state.left_alone(p), p.name)
         )
+
+    def _late(self, state: State, pipeline: Pipeline) -> bool:
+        """Whether it has waited so long that it goes first now. Where plans are followed to the end of all work
+        nobody is forgotten: who waits for long does so because all work ends sooner by that."""
+        if self.lookahead and to_the_end(state) and undisturbed(state.table):
+            return False
+        waited = state.now - pipeline.since
+        return waited > 0 and waited > PATIENCE * pipeline.solo_seconds()
 
     def _moves(self, state: State, pipeline: Pipeline) -> list[Migrate]:
         """Its whole rollout is in the tail, on several workers: onto one of them, one engine's, a quarter of all."""
@@ -144,86 +143,42 @@ class Jigsaw:
             or all(state.phase_seconds(p) < SHORT for p in waiting)
         ):
             return planner.after(moves[0]).actions if moves else planner.plan(waiting).actions
-        must = late(state, waiting[0]) or not state.lanes.lanes
+        must = self._late(state, waiting[0]) or not state.lanes.lanes
         return self._best(state, planner, moves, must)
 
     def _best(self, state: State, planner: Planner, moves: list[Migrate], must: bool) -> Actions:
         """Where all work is predicted to end first; the simple rule's plan and no move, unless others save something.
 
-        What little work there is left is thought through more thoroughly, and to its end. Where those who share a
+        What little work there is left is thought through more thoroughly, and to its end; most thoroughly where
+        neighbours do not disturb each other, and plans that differ little can be told apart. Where those who share a
         worker merely divide it, only moves are thought of: nothing is won by holding anybody back.
         """
-        divided = merely_divided(state.table)
-        few = phases_left(state) <= FEW and len(state.unfinished()) <= FEW_PIPELINES and not divided
-        until = float("inf") if few else state.now + self._horizon(state)
-        now = Forward(state)
-        scores: dict[Plan, float] = {}
-        rates: dict[Plan | Rule, float] = {}
-
-        def score(plan: Plan) -> float:
-            """On one worker plans of the same rule differ in what they start now alone. Beyond the horizon all are as
-            fast as the first of them: who puts work off till then has done more until then, and is no faster."""
-            prospect = self._followed(now, state, plan, until)
-            like = plan.rule if len(state.alive) == 1 else plan
-            return prospect.score(rates.setdefault(like, prospect.rate(state.now)))
-
-        def consider(plans: list[Plan]) -> None:
-            for plan in plans:
-                if plan not in scores and (plan.actions or not must):
-                    scores[plan] = score(plan)
-
+        divided, few = merely_divided(state.table), to_the_end(state)
+        exact = few and undisturbed(state.table)
+        trials = Trials(state, few, exact, must)
         if divided:
-            consider([planner.plan(planner.waiting)])
+            trials.consider([planner.plan(planner.waiting)])
+        elif few:
+            trials.consider(planner.orders(FIRST_EXACT if exact else FIRST))
         else:
-            consider(planner.orders() if few else planner.plans())
-        if self.fill and not divided and len(state.unfinished()) <= FEW_PIPELINES:
-            consider(planner.apart())
-        if few:
-            for plan in sorted(scores, key=lambda plan: scores[plan])[:BEST]:
-                consider(planner.variants(plan))
-        if not scores:
+            trials.consider(planner.plans())
+        if self.fill and not divided and trials.open and len(state.unfinished()) <= FEW_PIPELINES:
+            trials.consider(planner.apart())
+        if self.fill and exact and trials.open:
+            trials.consider(planner.sparing(trials.soonest, trials.best))
+            trials.consider(planner.putting_off(trials.best))
+        if few and trials.open:
+            for plan in trials.foremost():
+                trials.consider(planner.variants(plan, exact))
+        if not trials.scores:
             return ()
-        chosen = min(scores, key=lambda plan: scores[plan])
-        simple = next(iter(scores))
-        if scores[simple] - scores[chosen] < doubt(state) * (scores[simple] - state.now):
-            chosen = simple
-        soonest = scores[chosen]
+        chosen = trials.chosen()
+        ends = trials.scores[chosen]
         for plan in map(planner.after, moves):
-            ends = score(plan)
-            if ends < soonest - GAIN * (soonest - state.now):
-                soonest, chosen = ends, plan
+            score = trials.score(plan)
+            if score < ends - GAIN * (ends - state.now):
+                ends, chosen = score, plan
         return chosen.actions
-
-    def _followed(self, now: Forward, state: State, plan: Plan, until: float) -> Prospect:
-        """Where a plan leads."""
-        future = now.copy()
-        future.order, future.strict, future.divide = plan.order, plan.strict, plan.divide
-        future.parts = dict(plan.parts)
-        for action in plan.actions:
-            if isinstance(action, Start):
-                future.start(action)
-            else:
-                future.gather(action, moved_segments(state, action))
-        return future.follow(until)
-
-    def _horizon(self, state: State) -> float:
-        """Long enough for every pipeline to get through a step."""
-        workers = len(state.lanes.on_worker)
-        return 1.5 * max(p.outlook.solo_seconds(workers) for p in state.unfinished())
-
-
-def phases_left(state: State) -> int:
-    return sum(2 * (p.steps - p.step) + (2 if p.phase == "rollout" else 1) for p in state.unfinished())
-
-
-def late(state: State, pipeline: Pipeline) -> bool:
-    """Whether it has waited so long that it goes first now."""
-    waited = state.now - pipeline.since
-    return waited > 0 and waited > PATIENCE * pipeline.solo_seconds()
-
-
-def doubt(state: State) -> float:
-    return 0.0 if undisturbed(state.table) else DOUBT
 
 
 def most_urgent(state: State) -> Pipeline | None:
@@ -249,14 +204,3 @@ def matters(state: State, event: Event) -> bool:
         return True
     pipeline = state.pipelines[event.pipeline]
     return event.kind == "decode" and len(last_tails(state, pipeline)) == len(pipeline.lanes)
-
-
-def moved_segments(state: State, move: Migrate) -> tuple[Segment, ...]:
-    """The lane that a gathered tail is foreseen to be."""
-    outlook = state.pipelines[move.pipeline].outlook
-    survivors = [state.survivors[key] for key in move.lanes]
-    count = sum(each.sequences for each in survivors)
-    context = sum(each.sequences * each.context for each in survivors) / count
-    remaining = outlook.forecast.beyond(context - outlook.shape.prompt_tokens, count)
-    part = Batch(remaining, np.full(count, context)).split(len(move.places))[0]
-    return outlook.moved(part, len(move.places[0])).segments

@@ -7,12 +7,15 @@ The others change one thing about it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from itertools import permutations
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import permutations, product
+from math import floor, log2
 from typing import Literal
 
 from jigsawrl.graph.interference import Interference, company, merely_divided, mix_freely
 from jigsawrl.policies.narrow import few_workers, work_on
+from jigsawrl.policies.rule import Parts, Rule, Sparing, fewest
 from jigsawrl.policies.starts import needs, places_on
 from jigsawrl.policies.state import Migrate, Pipeline, Place, Start, State
 
@@ -21,16 +24,22 @@ TRIED = 2
 WIDER = (2, 3)
 """How many times as many workers as the others one pipeline's rollouts may have."""
 
-Option = Literal["free", "beside", "few"] | float | Place
+AIMS = 4
+"""Times between the soonest and the latest end of all work that are aimed at: twice as many at most."""
+SPARED = (0.5, 1.0)
+"""Parts of its time to spare that a phase may lose."""
+WIDTHS = 8
+"""Numbers of workers that a phase with time to spare may keep to."""
+
+Option = Literal["free", "beside", "few"] | float | Place | Sparing
 """Which workers: the free ones, all with room for company, as few as keeps all busy, this part of all, the emptiest
 first, or just these."""
+SIMPLE = Rule()
+"""Longest remaining work first, on the workers that are best for it."""
 RULE: tuple[Option, ...] = ("free", "beside")
 RULE_FREELY: tuple[Option, ...] = ("beside",)
 RULE_DIVIDED: tuple[Option, ...] = ("few", "beside")
 Actions = tuple[Start | Migrate, ...]
-Parts = tuple[tuple[str, Place], ...]
-Rule = tuple[tuple[str, ...], bool, bool, Parts]
-"""By which one goes on: an order, and how strictly; whether what is free is divided; parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +47,7 @@ class Plan:
     """What is done now, and by which rule one goes on."""
 
     actions: Actions
-    order: tuple[str, ...] = ()
-    strict: bool = False
-    divide: bool = False
-    parts: Parts = ()
-    """Workers that each rollout keeps to, while trainings take all; none if there are no such parts."""
-
-    @property
-    def rule(self) -> Rule:
-        return self.order, self.strict, self.divide, self.parts
+    rule: Rule
 
 
 @dataclass(slots=True)
@@ -105,21 +106,44 @@ class Planner:
 
     def plans(self) -> list[Plan]:
         """The first one is that of the simple rule; no two are the same."""
-        found = {self.plan(self.waiting): None, self.plan(self.waiting, divide=True): None}
+        found = {self.plan(self.waiting): None, self.plan(self.waiting, rule=Rule(divide=True)): None}
         top = self.waiting[0].outlook.shape.priority
         for pipeline in [p for p in self.waiting if p.outlook.shape.priority == top][:TRIED]:
             order = [pipeline, *(p for p in self.waiting if p is not pipeline)]
             found |= dict.fromkeys([self.plan(order), *self.changed(pipeline, order, (0.5,))])
         return list(found)
 
-    def orders(self) -> list[Plan]:
-        """The simple rule with any two pipelines first for good, letting others overtake and not."""
+    def orders(self, lengths: Iterable[int]) -> list[Plan]:
+        """The simple rule with so many pipelines first for good, in any order, letting others overtake and not."""
         names = [p.name for p in self.state.unfinished()]
+        divides = rule_of(self.state.table)[0] == "free"
         found: dict[Plan, None] = {}
-        for named in ((), *permutations(names, min(2, len(names)))):
-            order = self._ordered(named)
-            for strict, divide in ((False, False), (True, False), (False, True)):
-                found[self.plan(order, named=named, strict=strict, divide=divide)] = None
+        for length in sorted({min(length, max(1, len(names) - 1)) for length in lengths}):
+            for named in permutations(names, length):
+                order = self._ordered(named)
+                rules = [
+                    Rule(named),
+                    Rule(named, strict=True),
+                    *([Rule(named, divide=True)] if divides else []),
+                ]
+                found |= dict.fromkeys(self.plan(order, rule=rule) for rule in rules)
+        return list(found)
+
+    def sparing(self, soonest: float, latest: float) -> list[Plan]:
+        """Everything should end by a time between these: who has time to spare until then keeps to fewer workers."""
+        choices = product(round_times(soonest, latest), SPARED, (False, True))
+        rules = [Rule(sparing=Sparing(until, part, trainings)) for until, part, trainings in choices]
+        return [self.plan(self.waiting, rule=rule) for rule in rules]
+
+    def putting_off(self, latest: float) -> list[Plan]:
+        """One pipeline waits, for as long as all work could still end by then, and leaves its room to the others."""
+        found: dict[Plan, None] = {}
+        now = self.state.now
+        for pipeline in self.waiting:
+            others = [p for p in self.waiting if p is not pipeline]
+            for until in round_times(now, latest - self.state.left_alone(pipeline)):
+                if until > now:
+                    found[self.plan(others, rule=Rule(put_off=(pipeline.name, until)))] = None
         return list(found)
 
     def _ordered(self, named: tuple[str, ...]) -> list[Pipeline]:
@@ -136,7 +160,7 @@ class Planner:
         for widths in (even, *({**even, name: width} for name in names for width in WIDER)):
             parts = self._parts(widths)
             if parts:
-                found[Plan(self._starts(self.waiting, None, False, parts=parts), parts=parts)] = None
+                found[self.plan(self.waiting, rule=Rule(parts=parts))] = None
         return list(found)
 
     def _parts(self, widths: dict[str, int]) -> Parts:
@@ -152,47 +176,40 @@ class Planner:
             before += width
         return tuple(parts) if all(place for _, place in parts) else ()
 
-    def variants(self, plan: Plan) -> list[Plan]:
-        """The same rule with one thing changed now: someone is held back, or put elsewhere."""
-        order = self._ordered(plan.order)
+    def variants(self, plan: Plan, exact: bool) -> list[Plan]:
+        """The same rule, but for parts, after one change now: someone is held back, or put elsewhere.
+
+        The others start by the simple rule or, if `exact`, by the plan's.
+        """
+        rule = replace(plan.rule, parts=())
+        order = self._ordered(rule.order)
         found: dict[Plan, None] = {}
         for pipeline in order:
             moved = [pipeline, *(p for p in order if p is not pipeline)]
-            for each in self.changed(pipeline, moved, (0.25, 0.5, 0.75)):
-                found[Plan(each.actions, plan.order, plan.strict, plan.divide)] = None
+            changed = self.changed(pipeline, moved, (0.25, 0.5, 0.75), rule if exact else SIMPLE)
+            found |= dict.fromkeys(Plan(each.actions, rule) for each in changed)
         return list(found)
 
-    def changed(self, pipeline: Pipeline, order: list[Pipeline], parts: tuple[float, ...]) -> list[Plan]:
+    def changed(
+        self, pipeline: Pipeline, order: list[Pipeline], parts: tuple[float, ...], rule: Rule = SIMPLE
+    ) -> list[Plan]:
         """Plans in which this pipeline, first in the order, goes to other workers or is held back."""
         options: tuple[Option, ...] = ("free", "beside", *parts)
-        plans = [self.plan(order, option) for option in options]
+        plans = [self.plan(order, option, rule) for option in options]
         others = [p for p in order if p is not pipeline]
         if others or self.state.lanes.lanes:
-            plans.append(self.plan(others))
+            plans.append(self.plan(others, rule=rule))
         return plans
 
-    def plan(
-        self,
-        order: list[Pipeline],
-        first: Option | None = None,
-        named: tuple[str, ...] = (),
-        strict: bool = False,
-        divide: bool = False,
-    ) -> Plan:
-        return Plan(self._starts(order, first, strict, divide=divide), named, strict, divide)
+    def plan(self, order: list[Pipeline], first: Option | None = None, rule: Rule = SIMPLE) -> Plan:
+        return Plan(self._starts(order, first, rule), rule)
 
     def after(self, move: Migrate) -> Plan:
         """The simple rule's plan on workers that a gathered tail has left."""
-        return Plan((move, *self._starts(self.waiting, None, False, move)))
+        return Plan((move, *self._starts(self.waiting, None, SIMPLE, move)), SIMPLE)
 
     def _starts(
-        self,
-        order: list[Pipeline],
-        first: Option | None,
-        strict: bool,
-        move: Migrate | None = None,
-        divide: bool = False,
-        parts: Parts = (),
+        self, order: list[Pipeline], first: Option | None, rule: Rule, move: Migrate | None = None
     ) -> tuple[Start, ...]:
         room = Room.of(self.state)
         if move is not None:
@@ -205,17 +222,20 @@ class Planner:
         starts: list[Start] = []
         for number, pipeline in enumerate(order):
             by_rule = first is None or number > 0
-            options = rule_of(self.state.table)
             if not by_rule and first is not None:
-                options = (first,)
-            if parts:
-                options = (dict(parts)[pipeline.name] if pipeline.phase == "rollout" else "beside",)
-            among = len(order) - number if divide else 0
+                options: tuple[Option, ...] = (first,)
+            elif rule.parts:
+                options = (dict(rule.parts)[pipeline.name] if pipeline.phase == "rollout" else "beside",)
+            elif rule.sparing:
+                options = (rule.sparing,)
+            else:
+                options = rule_of(self.state.table)
+            among = len(order) - number if rule.divide else 0
             found = (self._start(pipeline, option, room, by_rule, among) for option in options)
             start = next((start for start in found if start is not None), None)
             if start is not None:
                 starts.append(start)
-            elif strict:
+            elif rule.strict:
                 break
         return tuple(starts)
 
@@ -243,6 +263,8 @@ class Planner:
         elif option == "few":
             least = sorted(home, key=lambda w: (room.work[w], w))
             workers = sorted(least[: few_workers(self.state, pipeline, len(home))])
+        elif isinstance(option, Sparing):
+            workers = self._spared(pipeline, [w for w in home if load[w] < crowd], held, option)
         elif isinstance(option, tuple):
             workers = [w for w in home if w in option and load[w] < crowd]
         else:
@@ -258,6 +280,38 @@ class Planner:
             return None
         room.take(pipeline, taken, needed)
         return Start(pipeline.name, places)
+
+    def _spared(
+        self, pipeline: Pipeline, workers: list[int], held: list[float], sparing: Sparing
+    ) -> list[int]:
+        """As few of these as the time to spare allows, those with most room; fewer where it does not fit on so
+        many."""
+        home, state = pipeline.home, self.state
+        step = pipeline.tp * max(1, round(len(home) / WIDTHS / pipeline.tp))
+        choices = [
+            (count, needed)
+            for count in range(step, len(home) + 1, step)
+            if (needed := needs(pipeline, places_on(pipeline, home[:count]))) <= state.device_bytes
+        ]
+        if not choices:
+            return []
+        if sparing.trainings or pipeline.phase == "rollout":
+            spare = sparing.until - state.now - state.left_alone(pipeline)
+            seconds = [pipeline.phase_seconds_on(count) for count, _ in choices]
+            choices = choices[: fewest(seconds, sparing.part * spare) + 1]
+        order = sorted(workers, key=lambda w: (held[w], w))
+        for count, needed in reversed(choices):
+            if count <= len(order) and held[order[count - 1]] + needed <= state.device_bytes:
+                return sorted(order[:count])
+        return []
+
+
+def round_times(first: float, last: float) -> list[float]:
+    """A few times between these, the same ones again when the two have come closer to each other."""
+    if last <= first:
+        return []
+    step = 2.0 ** floor(log2((last - first) / AIMS))
+    return [step * number for number in range(floor(first / step), floor(last / step) + 1)]
 
 
 def rule_of(table: Interference) -> tuple[Option, ...]:

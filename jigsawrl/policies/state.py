@@ -83,6 +83,12 @@ class Pipeline:
         """A step alone on all of its workers."""
         return self.rollout_seconds(level) + self.training_seconds()
 
+    def phase_seconds_on(self, workers: int) -> float:
+        """Of the phase it is in, alone on so many workers."""
+        if self.phase == "rollout":
+            return self.outlook.rollout_seconds(max(1, workers // self.tp), self.tp)
+        return self.outlook.training_seconds(workers)
+
     def busy_left(self, workers: int) -> float:
         """Seconds for which it would keep each of so many workers busy until it is done."""
         return (self.steps - self.step + 1) * self.outlook.busy_seconds(workers)
