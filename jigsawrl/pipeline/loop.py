@@ -33,6 +33,7 @@ from jigsawrl.pipeline.advantages import (
 )
 from jigsawrl.pipeline.journal import Journal
 from jigsawrl.pipeline.losses import aggregation_weights, kl_estimate, mean_metrics
+from jigsawrl.pipeline.minibatches import minibatches
 from jigsawrl.pipeline.prompts import PromptSource
 from jigsawrl.pipeline.rollout import Rollout, rollout_of
 from jigsawrl.pipeline.surroundings import Alone, Stopped, Surroundings
@@ -277,9 +278,9 @@ class Pipeline:
         """Epochs over minibatches; every minibatch is one exact gradient, however it is cut."""
         figures: list[dict[str, float]] = []
         count = min(self.algorithm.minibatches, len(batch))
-        for _ in range(self.algorithm.epochs):
-            for part in range(count):
-                mini = batch.select(list(range(part, len(batch), count)))
+        for epoch in range(self.algorithm.epochs):
+            for part in minibatches(len(batch), count, self.config.seed, self.done, epoch):
+                mini = batch.select(part)
                 limit = self.config.rollout.max_tokens
                 weights = aggregation_weights(self.algorithm.aggregation, mini.lengths, limit)
                 mini.values["weights"] = weights.float()
