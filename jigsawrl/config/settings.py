@@ -103,7 +103,7 @@ class RolloutConfig(Settings):
     samples: Count = 8
     """Trajectories per prompt."""
     max_tokens: Count = 64
-    """Generated tokens of one trajectory, all turns together."""
+    """Generated tokens of one trajectory, all turns together; what is cut off there is rewarded as it is."""
     max_prompt_tokens: Count = 512
     """Longer prompts are dropped at the start, and counted."""
     temperature: Positive = 1.0

@@ -122,7 +122,7 @@ class TextArenaTask(_Sandboxed):
 
 
 class EnvironmentTask(_Sandboxed):
-    """A text environment of the user's, with `reset` and `step`."""
+    """A text environment of the user's, with `reset` and `step`, which gets the turn that max_tokens cuts off too."""
 
     kind: Literal["environment"] = "environment"
     """Which task: environment."""

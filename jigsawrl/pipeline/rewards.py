@@ -4,7 +4,7 @@
     reward_func(prompts, completions, **columns, **params) -> list of numbers
 
 They are told apart by their parameter names; either may be async. The first is called for one answer at a time,
-the second for all answers to one prompt.
+the second for all answers to one prompt. An answer that the token limit has cut off is scored by what there is of it.
 """
 
 from __future__ import annotations

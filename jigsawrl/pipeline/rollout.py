@@ -236,18 +236,14 @@ class _Episodes:
             self.rollout.engine.add_request(request)
 
     def _turn_ended(self, output: SampleOutput) -> None:
-        episode = self.episodes[output.key]
-        record(episode, output)
-        if episode.truncated:
-            self._end(output.key)
-        else:
-            action = self.rollout.text(output.generated.token_ids)
-            self._await(output.key, self.environments.step(name(output.key), action))
+        record(self.episodes[output.key], output)
+        action = self.rollout.text(output.generated.token_ids)
+        self._await(output.key, self.environments.step(name(output.key), action))
 
     def _stepped(self, key: SampleKey, result: StepResult) -> None:
         episode, settings = self.episodes[key], self.rollout.settings
         episode.reward += result.reward
-        if result.done:
+        if result.done or episode.truncated:
             self._end(key)
             return
         turn = self.rollout.dialogue.turn_tokens(result.observation, episode.tokens[-1])

@@ -13,6 +13,7 @@ from jigsawrl.telemetry.progress import Progress
 
 SUMS = {"kind": "arithmetic", "max_number": 6, "size": 49}
 SMALL = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2}
+UNTRAINED = {"path": "tiny", "tiny": {**SMALL, "warmup_steps": 0}}
 
 
 def config(**changes: Any) -> RunConfig:

@@ -7,6 +7,10 @@ An environment is a class; one instance plays one episode:
     step(action) -> observation, reward, done, info     (or gymnasium's five, with terminated and truncated)
     close()                                             (optional)
 
+The reward of an episode is the sum of its steps' rewards. Every turn of the model comes to `step`: one that the token
+limit has cut off comes with the text that there is, as a cut answer comes to a reward function, its reward counts, and
+it is the last one, whatever `done` says.
+
 Its methods may be async: then all instances of a process share one thread, and overlap where they await. Sync
 methods of different instances run in different threads of one process, and must not share state unguarded.
 An episode whose process ends (because of another one) is made again elsewhere by repeating its actions.
