@@ -242,7 +242,8 @@ class _Episodes:
 
     def _stepped(self, key: SampleKey, result: StepResult) -> None:
         episode, settings = self.episodes[key], self.rollout.settings
-        episode.reward += result.reward
+        if result.reward is not None:
+            episode.reward = (episode.reward or 0.0) + result.reward
         if result.done or episode.truncated:
             self._end(key)
             return

@@ -53,6 +53,8 @@ class Summary:
     generation_seconds: float
     stages: list[Stage]
     reward_errors: int
+    reward_none: int
+    """Samples that were left out, as no reward applied to them."""
     non_finite: dict[str, int]
 
     @property
@@ -83,6 +85,7 @@ def summarize(path: Path) -> Summary:
         generation_seconds=math.fsum(_column(rows, "timing_s/gen")),
         stages=_stages(rows, seconds),
         reward_errors=round(math.fsum(_column(rows, "reward/errors"))),
+        reward_none=round(math.fsum(_column(rows, "reward/none"))),
         non_finite=_non_finite(rows),
     )
 
@@ -140,6 +143,8 @@ class SummaryTable:
             table.add_row(
                 "errors", Text(f"{counted(summary.reward_errors, 'reward')} failed", style="yellow")
             )
+        if summary.reward_none:
+            table.add_row("left out", Text(f"{counted(summary.reward_none, 'sample')} with the reward None"))
         for metric, count in summary.non_finite.items():
             table.add_row("not finite", Text(f"{metric} in {counted(count, 'step')}", style="red"))
         if self.model is not None:

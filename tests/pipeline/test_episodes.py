@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from small_runs import UNTRAINED, metrics, train
+from small_runs import UNTRAINED, Noting, metrics, train
 
 ENVIRONMENT = """
 class Words:
@@ -33,3 +33,23 @@ def test_a_turn_that_is_cut_off_at_the_token_limit_is_rewarded_as_it_is(tmp_path
     assert (
         row["response_length/mean"] - row["turns/mean"] <= row["reward/mean"] <= row["response_length/mean"]
     )
+
+
+def test_turns_with_the_reward_none_add_nothing_and_an_episode_of_such_turns_is_left_out(tmp_path):
+    reward = "None if self.seed % 2 or self.turns == 2 else 1.0"
+    noting = Noting()
+    rollout = {"stop": list("abcdefghijklmnopqrstuvwxyz"), "max_tokens": 32}
+    train(
+        tmp_path / "run",
+        steps=1,
+        task=words(tmp_path, reward),
+        model=UNTRAINED,
+        rollout=rollout,
+        around=noting,
+    )
+    (row,) = metrics(tmp_path / "run")
+    ((*trained,),) = noting.minibatches
+    assert 0 < row["reward/none"] == 32 - len(trained) < 32
+    assert row["reward/none"] % 4 == 0
+    assert row["turns/mean"] > 1.5
+    assert row["reward/mean"] == 1.0

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from itertools import chain
-from pathlib import Path
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from small_runs import SMALL, config
+from small_runs import UNTRAINED, Noting, train
 
-from jigsawrl.config import RunConfig
-from jigsawrl.pipeline.loop import run
 from jigsawrl.pipeline.minibatches import minibatches
-from jigsawrl.pipeline.surroundings import Alone
-from jigsawrl.pipeline.workers import Handle, Workers
-from jigsawrl.telemetry.progress import Progress
 
 SIZES = st.integers(0, 200)
 COUNTS = st.integers(1, 20)
@@ -43,38 +36,10 @@ def test_the_shuffle_is_the_same_on_every_machine_and_another_for_each_seed_step
     assert len({str(each) for each in shuffles}) == 8
 
 
-class Noting(Alone):
-    """Notes the prompt of every sequence of every minibatch."""
-
-    def __init__(self) -> None:
-        self.minibatches: list[list[str]] = []
-
-    def workers(self, config: RunConfig, base: Path, device: str) -> Workers:
-        workers = super().workers(config, base, device)
-        return Workers([NotingHandle(handle, self) for handle in workers.handles], workers.engine)
-
-
-class NotingHandle:
-    def __init__(self, handle: Handle, noting: Noting) -> None:
-        self.handle = handle
-        self.noting = noting
-        self.result = handle.result
-        self.close = handle.close
-
-    def start(self, method: str, *args: Any) -> None:
-        if method == "forward_backward":
-            (batch,) = args
-            prompts = [str(t[: p[0]].tolist()) for t, p in zip(batch.tokens, batch.trained, strict=True)]
-            self.noting.minibatches.append(prompts)
-        self.handle.start(method, *args)
-
-
 def test_the_minibatches_of_an_epoch_hold_the_batch_and_not_the_same_samples_of_every_prompt(tmp_path):
     noting = Noting()
-    model = {"path": "tiny", "tiny": {**SMALL, "warmup_steps": 0}}
-    settings = config(steps=2, model=model, algorithm={"epochs": 2, "minibatches": 4})
-    with Progress(json=True) as progress:
-        run(settings, tmp_path / "run", False, progress, noting)
+    algorithm = {"epochs": 2, "minibatches": 4}
+    train(tmp_path / "run", steps=2, model=UNTRAINED, algorithm=algorithm, around=noting)
     assert [len(mini) for mini in noting.minibatches] == [8] * 16
     epochs = [noting.minibatches[start : start + 4] for start in range(0, 16, 4)]
     for first, second in (epochs[:2], epochs[2:]):
