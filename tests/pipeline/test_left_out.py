@@ -27,9 +27,12 @@ def task(folder: Path, reward: str, size: int = 8) -> dict[str, Any]:
 def test_samples_with_the_reward_none_are_neither_trained_on_nor_counted_as_zero(tmp_path):
     noting = Noting()
     reward = "{'score': None if 'e' in text or number == 5 else len(text), 'length': len(text)}"
-    train(tmp_path / "run", steps=1, task=task(tmp_path, reward), model=UNTRAINED, around=noting)
+    rewarded = task(tmp_path, reward)
+    many = {"minibatches": 32}
+    train(tmp_path / "run", steps=1, task=rewarded, model=UNTRAINED, algorithm=many, around=noting)
     (row,) = metrics(tmp_path / "run")
-    ((*trained,),) = noting.minibatches
+    trained = [prompt for minibatch in noting.minibatches for prompt in minibatch]
+    assert {len(minibatch) for minibatch in noting.minibatches} == {1}
     assert 4 < row["reward/none"] == 32 - len(trained) < 32
     assert len(set(trained)) == 7  # all of the prompts but 5=
     assert row["reward/errors"] == 0
