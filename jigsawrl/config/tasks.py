@@ -16,7 +16,7 @@ class RewardConfig(Settings):
     """A reward function of the user's, run in processes of its own."""
 
     path: Target
-    """Where the function is: `file.py:function` or `module:function`."""
+    """Where the function is: `file.py:function` or `module:function`; it leaves out a sample by returning None."""
     timeout: Positive = 30.0
     """Seconds that one call may take."""
     on_error: OnError = "zero"
@@ -122,7 +122,7 @@ class TextArenaTask(_Sandboxed):
 
 
 class EnvironmentTask(_Sandboxed):
-    """A text environment of the user's, with `reset` and `step`."""
+    """A text environment of the user's, with `reset` and `step`, which gets the turn that max_tokens cuts off too."""
 
     kind: Literal["environment"] = "environment"
     """Which task: environment."""

@@ -35,12 +35,20 @@ from jigsawrl.pipeline.advantages import (
 )
 from jigsawrl.pipeline.journal import Journal
 from jigsawrl.pipeline.losses import aggregation_weights, kl_estimate, mean_metrics
+from jigsawrl.pipeline.minibatches import minibatches
 from jigsawrl.pipeline.no_signal import NoSignal
 from jigsawrl.pipeline.prompts import PromptSource
 from jigsawrl.pipeline.rollout import Rollout, rollout_of
 from jigsawrl.pipeline.surroundings import Alone, Stopped, Surroundings
 from jigsawrl.pipeline.tasks.data import ignored_columns
-from jigsawrl.pipeline.trajectory import Trajectory, make_batch
+from jigsawrl.pipeline.trajectory import (
+    Trajectory,
+    groups_of,
+    make_batch,
+    rewarded,
+    rewards_of,
+    rollout_metrics,
+)
 from jigsawrl.pipeline.warmup import prepare_base
 from jigsawrl.pipeline.workers import Workers, set_up_torch
 from jigsawrl.surface import option
@@ -55,6 +63,11 @@ from jigsawrl.underway import under_way
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
     from jigsawrl.telemetry.progress import Shown
+
+
+UNREWARDED_PROMPTS = 256
+"""A run ends after this many prompts in a row without a reward for any sample: a reward function that forgets its
+`return` gives None for all, one that applies to few answers hardly ever does."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +204,8 @@ class Pipeline:
         self.source = PromptSource(prompts, config.seed)
         self.no_signal = NoSignal(config)
         self.done = 0
+        self.unrewarded = 0
+        """Prompts in a row, up to the last one, no sample of which had a reward."""
         self.workers.all("sync_weights", 0)
 
     def state(self) -> dict[str, int]:
@@ -206,24 +221,24 @@ class Pipeline:
         with self.around.phase("rollout", self.done + 1), journal.stage("gen"):
             trajectories, values = self.rollout(journal)
         batch = make_batch([t for t in trajectories if t.trained])
-        if len(batch):
-            with self.around.phase("training", self.done + 1):
+        with self.around.phase("training", self.done + 1):
+            if len(batch):
                 values |= self.train(trajectories, batch, journal)
+            with journal.stage("update_weights", "sync"):
+                self.workers.all("sync_weights", self.done + 1)
         self.done += 1
         return values
 
     def train(self, trajectories: list[Trajectory], batch: Batch, journal: Journal) -> dict[str, float]:
-        """From rewarded trajectories to new weights in the engines."""
+        """From rewarded trajectories to new weights."""
         self.evaluate(batch, journal)
         with journal.stage("adv"):
             self.advantages(trajectories, batch)
-        values = self.update(batch, journal)
-        with journal.stage("update_weights", "sync"):
-            self.workers.all("sync_weights", self.done + 1)
-        return values
+        return self.update(batch, journal)
 
     def rollout(self, journal: Journal) -> tuple[list[Trajectory], dict[str, float]]:
-        """Trajectories to train on. With dynamic sampling, groups without variance make room for fresh prompts."""
+        """Trajectories to train on: those that have a reward. With dynamic sampling, groups without variance make
+        room for fresh prompts."""
         wanted, sampling = self.config.rollout.prompts_per_step, self.algorithm.dynamic_sampling
         everything: list[Trajectory] = []
         kept: list[Trajectory] = []
@@ -236,23 +251,17 @@ class Pipeline:
             journal.passes(self.workers.every("end_rollout"))
             everything += fresh
             rounds += 1
+            usable = rewarded(fresh)
             if sampling is None:
-                kept = fresh
+                kept = usable
                 break
-            flat = zero_variance_groups(rewards_of(fresh), groups_of(fresh))
-            kept += [t for t, is_flat in zip(fresh, flat, strict=True) if not is_flat]
+            flat = zero_variance_groups(rewards_of(usable), groups_of(usable))
+            kept += [t for t, is_flat in zip(usable, flat, strict=True) if not is_flat]
             if len({t.prompt for t in kept}) >= wanted or rounds == sampling.max_rounds or not fresh:
                 break
-        kept = kept or everything[: wanted * self.config.rollout.samples]
+        kept = kept or rewarded(everything)[: wanted * self.config.rollout.samples]
         kept.sort(key=lambda t: (t.prompt, t.sample))
-        errors = [t.error for t in everything if t.error]
-        for error in dict.fromkeys(errors):
-            journal.warn(f"step {self.done + 1}: {error}")
-        if errors and len(errors) == len(everything):
-            raise JigsawError(
-                f"step {self.done + 1}: there is nothing to learn from, as every one of its {len(errors)} samples "
-                f"failed to be rewarded: {errors[0]}"
-            )
+        self.judge(everything, journal)
         if said := self.no_signal.look(self.done + 1, everything):
             journal.say_once(said)
         values = rollout_metrics(everything)
@@ -260,6 +269,30 @@ class Pipeline:
             values["rollout/rounds"] = rounds
             values["rollout/groups_kept"] = len({t.prompt for t in kept})
         return kept, values
+
+    def judge(self, trajectories: list[Trajectory], journal: Journal) -> None:
+        """Warns of rewards that failed, or of a step without any; JigsawError where nothing can be learned."""
+        step, applies = self.done + 1, len(rewarded(trajectories))
+        errors = [t.error for t in trajectories if t.error]
+        for error in dict.fromkeys(errors):
+            journal.warn(f"step {step}: {error}")
+        if errors and len(errors) == applies:
+            to_some = "" if applies == len(trajectories) else " that the reward applies to"
+            raise JigsawError(
+                f"step {step}: there is nothing to learn from, as every one of its {len(errors)} samples{to_some} "
+                f"failed to be rewarded: {errors[0]}"
+            )
+        if applies:
+            self.unrewarded = 0
+            return
+        self.unrewarded += len({t.prompt for t in trajectories})
+        journal.warn(f"step {step}: nothing is learned from it, as the reward of all its samples is None")
+        if self.unrewarded >= UNREWARDED_PROMPTS:
+            raise JigsawError(
+                f"step {step}: there is nothing to learn from, as the reward of all samples of {self.unrewarded} "
+                "prompts in a row is None, which says that it does not apply to them\n"
+                "Let the reward return a number for answers that are to be learned from."
+            )
 
     def evaluate(self, batch: Batch, journal: Journal) -> None:
         """What the algorithm wants to know of the batch before the policy changes."""
@@ -305,9 +338,9 @@ class Pipeline:
         """Epochs over minibatches; every minibatch is one exact gradient, however it is cut."""
         figures: list[dict[str, float]] = []
         count = min(self.algorithm.minibatches, len(batch))
-        for _ in range(self.algorithm.epochs):
-            for part in range(count):
-                mini = batch.select(list(range(part, len(batch), count)))
+        for epoch in range(self.algorithm.epochs):
+            for part in minibatches(len(batch), count, self.config.seed, self.done, epoch):
+                mini = batch.select(part)
                 limit = self.config.rollout.max_tokens
                 weights = aggregation_weights(self.algorithm.aggregation, mini.lengths, limit)
                 mini.values["weights"] = weights.float()
@@ -328,34 +361,6 @@ class Pipeline:
         if "weight" in sums:
             figures |= mean_metrics(sums)
         return {f"{name}/{key}": value for key, value in figures.items()}
-
-
-def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
-    rewards = rewards_of(trajectories)
-    lengths = torch.tensor([len(t.trained) for t in trajectories], dtype=torch.float64)
-    count = len(trajectories)
-    values = {
-        "reward/mean": float(rewards.mean()),
-        "reward/std": float(rewards.std(correction=0)),
-        "reward/errors": float(sum(t.error is not None for t in trajectories)),
-        "response_length/mean": float(lengths.mean()),
-        "response_length/max": float(lengths.max()),
-        "response_length/clip_ratio": sum(t.truncated for t in trajectories) / count,
-        "turns/mean": sum(t.turns for t in trajectories) / count,
-        "perf/tokens": float(lengths.sum()),
-    }
-    for name in sorted({name for t in trajectories for name in t.extra}):
-        found = [t.extra[name] for t in trajectories if name in t.extra]
-        values[f"reward/{name}"] = math.fsum(found) / len(found)
-    return values
-
-
-def rewards_of(trajectories: list[Trajectory]) -> torch.Tensor:
-    return torch.tensor([t.reward for t in trajectories], dtype=torch.float32)
-
-
-def groups_of(trajectories: list[Trajectory]) -> torch.Tensor:
-    return torch.tensor([t.prompt for t in trajectories])
 
 
 def newest(remembered: Checkpoint | None, saved: Checkpoint | None) -> Checkpoint | None:

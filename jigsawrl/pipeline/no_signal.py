@@ -65,11 +65,12 @@ class NoSignal:
     def _step(self, step: int, samples: Sequence[Trajectory]) -> Step:
         rewards: dict[int, set[float]] = {}
         for each in samples:
-            rewards.setdefault(each.prompt if self._by_prompt else 0, set()).add(each.reward)
+            if each.reward is not None:
+                rewards.setdefault(each.prompt if self._by_prompt else 0, set()).add(each.reward)
         every = set().union(*rewards.values())
-        flat = all(len(group) == 1 for group in rewards.values())
+        flat = bool(every) and all(len(group) == 1 for group in rewards.values())
         cut_off = sum(each.truncated for each in samples)
-        return Step(step, min(every), max(every), flat, len(samples), cut_off)
+        return Step(step, min(every, default=0.0), max(every, default=0.0), flat, len(samples), cut_off)
 
     def _equal(self) -> str:
         lowest, highest = min(s.lowest for s in self._steps), max(s.highest for s in self._steps)

@@ -1,10 +1,14 @@
 """Reward functions, in either of the two signatures that people have, run in processes of their own.
 
-    compute_score(data_source, solution_str, ground_truth, extra_info, **params) -> number, or dict with "score"
-    reward_func(prompts, completions, **columns, **params) -> list of numbers
+    compute_score(data_source, solution_str, ground_truth, extra_info, **params) -> number, None or dict with "score"
+    reward_func(prompts, completions, **columns, **params) -> list of numbers, any of them None
 
 They are told apart by their parameter names; either may be async. The first is called for one answer at a time,
 the second for all answers to one prompt.
+
+None in the place of a number says that the reward does not apply to the answer, as in TRL: its sample is left out of
+all that is learned and of the metrics of the reward. It is not a 0, and not an error. An answer that the token limit
+has cut off is scored like any other, by what there is of it.
 """
 
 from __future__ import annotations
@@ -22,9 +26,12 @@ from jigsawrl.pipeline.tasks.base import Prompt, RewardSpec
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The reward of one answer: 0 with an `error` where there is none. `extra` holds further numbers of a dict."""
+    """The reward of one answer: None where it does not apply, 0 with an `error` where it could not be had.
 
-    value: float
+    `extra` holds further numbers of a dict.
+    """
+
+    value: float | None
     error: str | None = None
     extra: dict[str, float] = field(default_factory=dict)
 
@@ -133,6 +140,8 @@ def _scores(result: Any, count: int) -> list[Score]:
 
 
 def _number_score(value: Any, extra: dict[str, float]) -> Score:
+    if value is None:
+        return Score(None)
     number = as_number(value)
     if number is None:
         return Score(0.0, f"returned {_shown(value)}, which is not a finite number", extra)

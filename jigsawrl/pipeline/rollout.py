@@ -245,18 +245,15 @@ class _Episodes:
             self.rollout.engine.add_request(request)
 
     def _turn_ended(self, output: SampleOutput) -> None:
-        episode = self.episodes[output.key]
-        record(episode, output)
-        if episode.truncated:
-            self._end(output.key)
-        else:
-            action = self.rollout.text(output.generated.token_ids)
-            self._await(output.key, self.environments.step(name(output.key), action))
+        record(self.episodes[output.key], output)
+        action = self.rollout.text(output.generated.token_ids)
+        self._await(output.key, self.environments.step(name(output.key), action))
 
     def _stepped(self, key: SampleKey, result: StepResult) -> None:
         episode, settings = self.episodes[key], self.rollout.settings
-        episode.reward += result.reward
-        if result.done:
+        if result.reward is not None:
+            episode.reward = (episode.reward or 0.0) + result.reward
+        if result.done or episode.truncated:
             self._end(key)
             return
         turn = self.rollout.dialogue.turn_tokens(result.observation, episode.tokens[-1])

@@ -85,6 +85,8 @@ class Summary:
     generation_seconds: float
     stages: list[Stage]
     reward_errors: int
+    reward_none: int
+    """Samples that were left out, as no reward applied to them."""
     non_finite: dict[str, int]
     cut_off: float | None
     """Share of samples that ended at a limit of tokens or turns, mean of all steps."""
@@ -114,6 +116,7 @@ def summarize(rows: Sequence[Mapping[str, Any]], seconds: float) -> Summary:
         generation_seconds=math.fsum(_column(rows, "timing_s/gen")),
         stages=_stages(rows, seconds),
         reward_errors=round(math.fsum(_column(rows, "reward/errors"))),
+        reward_none=round(math.fsum(_column(rows, "reward/none"))),
         non_finite=_non_finite(rows),
         cut_off=_mean(_column(rows, "response_length/clip_ratio")),
     )

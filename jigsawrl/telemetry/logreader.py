@@ -45,7 +45,9 @@ MAX_WORKERS = 65_536
 
 _ENDS = frozenset({"finished", "failed", "interrupted", "cancelled"})
 _TOLD = frozenset({"died", "failed", "recovered", "warning"})
-_COUNTED = frozenset({"reward/mean", "reward/errors", "response_length/clip_ratio", "perf/tokens"})
+_COUNTED = frozenset(
+    {"reward/mean", "reward/errors", "reward/none", "response_length/clip_ratio", "perf/tokens"}
+)
 _HUGE = 1e12
 _KILLED = "the process of the run was killed, or its machine went down: the log stops here"
 

@@ -43,6 +43,8 @@ class SummaryTable:
             table.add_row(
                 "errors", Text(f"{counted(summary.reward_errors, 'reward')} failed", style="yellow")
             )
+        if summary.reward_none:
+            table.add_row("left out", Text(f"{counted(summary.reward_none, 'sample')} with the reward None"))
         for metric, count in summary.non_finite.items():
             table.add_row("not finite", Text(f"{metric} in {counted(count, 'step')}", style="red"))
         if self.model is not None:

@@ -9,12 +9,15 @@ from typing import Any
 from jigsawrl.config import RunConfig
 from jigsawrl.config.runfile import checked
 from jigsawrl.pipeline.loop import Result, run
+from jigsawrl.pipeline.surroundings import Alone, Surroundings
+from jigsawrl.pipeline.workers import Handle, Workers
 from jigsawrl.telemetry.progress import Progress
 
 SUMS = {"kind": "arithmetic", "max_number": 6, "size": 49}
 COLD = {"path": "tiny", "tiny": {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 1, "warmup_steps": 0}}
 """Built in no time; it has learned nothing."""
 SMALL = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2}
+UNTRAINED = {"path": "tiny", "tiny": {**SMALL, "warmup_steps": 0}}
 
 
 def config(**changes: Any) -> RunConfig:
@@ -36,9 +39,35 @@ def config(**changes: Any) -> RunConfig:
     return checked(data)
 
 
-def train(out: Path, resume: bool = False, **changes: Any) -> Result:
+def train(out: Path, resume: bool = False, around: Surroundings | None = None, **changes: Any) -> Result:
     with Progress(json=True) as progress:
-        return run(config(**changes), out, resume, progress)
+        return run(config(**changes), out, resume, progress, around)
+
+
+class Noting(Alone):
+    """Notes the prompt of every sequence of every minibatch."""
+
+    def __init__(self) -> None:
+        self.minibatches: list[list[str]] = []
+
+    def workers(self, config: RunConfig, base: Path, device: str) -> Workers:
+        workers = super().workers(config, base, device)
+        return Workers([NotingHandle(handle, self) for handle in workers.handles], workers.engine)
+
+
+class NotingHandle:
+    def __init__(self, handle: Handle, noting: Noting) -> None:
+        self.handle = handle
+        self.noting = noting
+        self.result = handle.result
+        self.close = handle.close
+
+    def start(self, method: str, *args: Any) -> None:
+        if method == "forward_backward":
+            (batch,) = args
+            prompts = [str(t[: p[0]].tolist()) for t, p in zip(batch.tokens, batch.trained, strict=True)]
+            self.noting.minibatches.append(prompts)
+        self.handle.start(method, *args)
 
 
 def metrics(out: Path) -> list[dict[str, float]]:

@@ -174,9 +174,10 @@ def test_an_environment_that_cannot_be_made_is_a_failure(make: Make) -> None:
 def test_results_of_the_wrong_shape_are_failures(make: Make) -> None:
     environments = make("Wrong")
     assert result(environments.reset("a", 7, {})).message.endswith("it returned 7")
-    assert result(environments.step("a", "('x', None, False, {})")).message.startswith(
-        "step gave the reward None"
+    assert result(environments.step("a", "('x', 'high', False, {})")).message.startswith(
+        "step gave the reward 'high'"
     )
+    assert result(environments.step("a", "('x', None, False, {})")) == StepResult("x", None, False, {})
     assert result(environments.step("a", "('x', 1.0)")).message.startswith("step must return")
     assert result(environments.step("a", "('x', 1, True, None)")) == StepResult("x", 1.0, True, {})
 

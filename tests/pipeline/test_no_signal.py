@@ -21,7 +21,7 @@ from jigsawrl.pipeline.workers import LocalHandle, Workers
 from jigsawrl.telemetry.progress import Progress
 
 
-def samples(rewards: Sequence[Sequence[float]], cut_off: int = 0) -> list[Trajectory]:
+def samples(rewards: Sequence[Sequence[float | None]], cut_off: int = 0) -> list[Trajectory]:
     """Those of one step, by prompt; so many of them were cut off."""
     made = [
         Trajectory(prompt, number, [1], 1, reward=reward)
@@ -36,6 +36,12 @@ def samples(rewards: Sequence[Sequence[float]], cut_off: int = 0) -> list[Trajec
 def said(steps: Sequence[list[Trajectory]], **changes: Any) -> list[str]:
     watch = NoSignal(config(**changes))
     return [text for step, each in enumerate(steps, 1) if (text := watch.look(step, each))]
+
+
+def test_samples_without_a_reward_are_compared_with_none() -> None:
+    assert said([samples([[None, 1.0, 0.0], [None, None, None]])] * 4) == []
+    assert said([samples([[None, None]])] * 4) == []
+    assert len(said([samples([[None, 0.0, 0.0], [0.0, None, None]])] * 4)) == 1
 
 
 def test_equal_rewards_are_said_once_after_three_steps_with_the_share_of_cut_off_samples() -> None:

@@ -73,9 +73,11 @@ def test_the_second_signature_gets_messages_for_a_chat_prompt(make: Make) -> Non
     assert scores(make("by_chat"), CHAT, "ab", "abcd") == [Score(1 + 2 + 4), Score(1 + 4 + 4)]
 
 
-def test_values_that_are_no_numbers_are_errors_and_count_zero(make: Make) -> None:
+def test_none_does_not_apply_and_other_values_that_are_no_numbers_are_errors_and_count_zero(
+    make: Make,
+) -> None:
     none, nan, true, two = scores(make("by_group_async"), PROMPT, "a", "b", "c", "d")
-    assert none == Score(0.0, "returned None, which is not a finite number")
+    assert none == Score(None)
     assert nan == Score(0.0, "returned nan, which is not a finite number")
     assert (true, two) == (Score(1.0), Score(2.0))
 
@@ -83,14 +85,26 @@ def test_values_that_are_no_numbers_are_errors_and_count_zero(make: Make) -> Non
 @pytest.mark.parametrize(
     ("returned", "value"),
     [("True", 1.0), ("3", 3.0), ("{'score': 0.25}", 0.25), ("-1.5", -1.5)]
-    + [(bad, None) for bad in ("None", "float('nan')", "float('-inf')", "'1'", "[1.0]", "{}", "10**400")]
-    + [(bad, None) for bad in ("{'score': None}", "{'score': {'score': 1}}", "{'point': 1}")],
+    + [(bad, None) for bad in ("float('nan')", "float('-inf')", "'1'", "[1.0]", "{}", "10**400")]
+    + [(bad, None) for bad in ("{'score': {'score': 1}}", "{'point': 1}")],
 )
 def test_every_kind_of_result_is_a_score_or_an_error(
     shared: Rewards, returned: str, value: float | None
 ) -> None:
     (score,) = scores(shared, PROMPT, f"return {returned}")
     assert (score.value, score.error is None) == (value or 0.0, value is not None)
+
+
+@pytest.mark.parametrize("function", ["compute_score", "compute_score_async"])
+@pytest.mark.parametrize("returned", ["None", "{'score': None}", "{'score': None, 'length': 3}"])
+def test_none_says_that_the_reward_does_not_apply(make: Make, function: str, returned: str) -> None:
+    rewards = make(function, on_error="stop")
+    assert scores(rewards, PROMPT, f"return {returned}", "12") == [Score(None), Score(1.0)]
+
+
+def test_none_beside_a_score_is_left_out(shared: Rewards) -> None:
+    returned = "return {'score': 0.5, 'length': None, 'depth': 2}"
+    assert scores(shared, PROMPT, returned) == [Score(0.5, None, {"depth": 2.0})]
 
 
 @pytest.fixture(scope="module")

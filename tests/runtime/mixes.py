@@ -61,6 +61,7 @@ CALC: dict[str, Any] = {
         "max_turns": 3,
     },
     "rollout": {"prompts_per_step": 8, "samples": 4, "max_tokens": 16, "stop": ["]"]},
+    "algorithm": {"epochs": 2, "minibatches": 2},
 }
 
 

@@ -102,14 +102,20 @@ def test_a_run_of_one_step_shows_its_reward_once(tmp_path: Path) -> None:
     ]
 
 
-def test_failed_rewards_and_numbers_that_are_not_finite_are_in_the_table(tmp_path: Path) -> None:
-    steps = [{"reward/mean": 0.5, "reward/errors": 2.0, "actor/loss": math.nan} for _ in range(3)]
+def test_failed_rewards_samples_left_out_and_numbers_that_are_not_finite_are_in_the_table(
+    tmp_path: Path,
+) -> None:
+    steps = [
+        {"reward/mean": 0.5, "reward/errors": 2.0, "reward/none": 1.0, "actor/loss": math.nan}
+        for _ in range(3)
+    ]
     steps.append({"reward/mean": math.nan})
     summary = run(tmp_path, steps)
     assert (summary.reward_first, summary.reward_last, summary.rewards) == (0.5, None, [0.5] * 3)
     assert cells(shown(summary)) == [
         ["steps", "4"],
         ["errors", "6 rewards failed"],
+        ["left out", "3 samples with the reward None"],
         ["not finite", "actor/loss in 3 steps"],
         ["not finite", "reward/mean in 1 step"],
         ["run folder", "runs/arithmetic"],

@@ -7,6 +7,11 @@ An environment is a class; one instance plays one episode:
     step(action) -> observation, reward, done, info     (or gymnasium's five, with terminated and truncated)
     close()                                             (optional)
 
+The reward of an episode is the sum of its steps' rewards. A step may give None, which adds nothing; an episode in
+which every step gave None has no reward, and is left out of all that is learned. Every turn of the model comes to
+`step`: one that the token limit has cut off comes with the text that there is, as a cut answer comes to a reward
+function, its reward counts, and it is the last one, whatever `done` says.
+
 Its methods may be async: then all instances of a process share one thread, and overlap where they await. Sync
 methods of different instances run in different threads of one process, and must not share state unguarded.
 An episode whose process ends (because of another one) is made again elsewhere by repeating its actions.
@@ -30,7 +35,7 @@ _THREADS = 128  # steps of sync environments at a time in one process; they most
 @dataclass(frozen=True, slots=True)
 class StepResult:
     observation: str
-    reward: float
+    reward: float | None
     done: bool
     info: dict[str, Any]
 
@@ -103,7 +108,7 @@ def read_step(result: Any) -> StepResult | Failure:
                 "raised", f"step must return (text, reward, done, dict); it returned {_shown(result)}"
             )
     number = as_number(reward)
-    if number is None:
+    if number is None and reward is not None:
         return Failure("raised", f"step gave the reward {_shown(reward)}, which is not a finite number")
     return StepResult(observation, number, done, info or {})
 
