@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test lint types pytest test-vllm clean
+.PHONY: quickstart test lint types pytest test-long test-vllm clean
 
 quickstart: $(VENV)/.core
 	$(BIN)/jigsaw compare examples/four/run.yaml workers=$$(( $$(nproc) > 1 ? 2 : 1 )) --policies jigsaw,serial \
@@ -20,13 +20,17 @@ types: $(VENV)/.dev
 
 # Those with processes of their own mostly wait for them, so two run at a time; those that measure run alone.
 pytest: $(VENV)/.dev
-	$(BIN)/pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
-	$(BIN)/pytest -m "slow and not alone" -n 2 --dist loadfile
+	$(BIN)/pytest -m "not slow and not long" -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest -m "slow and not alone and not long" -n 2 --dist loadfile
 	$(BIN)/pytest -m alone
+
+# Tests that take many seconds each and have a smaller twin in `make test`, such as kernels of 7B models on numpy.
+test-long: $(VENV)/.dev
+	timeout 1500 $(BIN)/pytest -m long -n 2
 
 # vLLM pins its own torch companions, so it lives in a venv of its own.
 test-vllm: .venv-vllm/.ready
-	.venv-vllm/bin/pytest -m vllm tests/engine/test_vllm_backend.py
+	timeout 1500 .venv-vllm/bin/pytest -m vllm tests/engine/test_vllm_backend.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

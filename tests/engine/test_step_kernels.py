@@ -129,10 +129,15 @@ def test_products_and_what_follows_them_are_those_of_float32(shape, count):
     assert int(scratch.counters.abs().sum()) == 0
 
 
+def large(matrix: tuple[int, int]) -> bool:
+    """Whether numpy takes many seconds for a product with it."""
+    return not ON_GPU and matrix[0] * matrix[1] > 100_000_000
+
+
 @pytest.mark.parametrize(
     ("matrix", "count"),
     [
-        (matrix, count)
+        pytest.param(matrix, count, marks=pytest.mark.long if large(matrix) else ())
         for matrix, known in RINGS.items()
         for count in (FEW if ON_GPU else known)
         if ring(count, *matrix) is not None
