@@ -179,14 +179,22 @@ def _print_resolved(config: RunConfig, as_json: bool) -> None:
 
 
 def _print_result(config: RunConfig, result: Result, as_json: bool) -> None:
+    try:
+        summary = result.summary
+    except JigsawError as error:  # the run has ended well all the same
+        print(f"jigsaw: no figures of the run: {error}", file=sys.stderr)
+        summary = None
     if as_json:
         metrics = {name: value if math.isfinite(value) else None for name, value in result.metrics.items()}
         out, model = str(result.out.absolute()), str(result.model.absolute())
         found = {"out": out, "model": model, "steps": result.steps, "metrics": metrics}
-        print(json.dumps({**found, "summary": result.summary.as_dict()}))
+        print(json.dumps({**found, "summary": summary and summary.as_dict()}))
+        return
+    if summary is None:
+        print(f"{config.name}: {result.steps} steps, model in {result.model}")
         return
     from rich.console import Console
 
     from jigsawrl.telemetry.summary import SummaryTable
 
-    Console().print(SummaryTable(result.summary, config.name, result.out, result.model))
+    Console().print(SummaryTable(summary, config.name, result.out, result.model))

@@ -11,7 +11,7 @@ from jigsawrl.config.messages import shown
 from jigsawrl.config.pipelines import PipelinesConfig, checked_mix
 from jigsawrl.config.runfile import read_run_file, validated
 from jigsawrl.config.settings import RunConfig
-from jigsawrl.config.started import RESOLVED, continued
+from jigsawrl.config.started import RESOLVED, continued, dated
 from jigsawrl.errors import JigsawError
 from jigsawrl.surface import option
 
@@ -24,6 +24,10 @@ def check_run_folder(config: RunConfig, out: Path, resume: bool) -> bool:
 
     def changed(data: dict[str, Any]) -> list[str]:
         before = validated(data)
+        if (
+            before.rollout.date is None and config.rollout.date is not None
+        ):  # a folder from before dates were kept
+            before = dated(before, config.rollout.date)
         return differences(before, continued(config, before))
 
     return _check(out, resume, changed)

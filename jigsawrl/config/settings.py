@@ -275,7 +275,7 @@ class RunConfig(Settings):
     steps: Count = 100
     """Steps to train."""
     deterministic: Flag = False
-    """Batch-invariant kernels and one CPU thread: on as many workers always the same tokens and losses."""
+    """Batch-invariant kernels, one CPU thread: the same tokens and losses with the same number of workers."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto: on a GPU where there is one."""
     workers: Count = 1

@@ -10,7 +10,6 @@ from typing import Any
 
 from jigsawrl.config.runfile import read_run_file, validated
 from jigsawrl.config.settings import RunConfig
-from jigsawrl.errors import JigsawError
 from jigsawrl.telemetry import jsonl
 
 RESOLVED = "config.yaml"
@@ -32,16 +31,14 @@ def as_started(
         return config
     first = first_day(events)
     day, what = (first, "the day of its first event") if first else (datetime.date.today(), "today")
-    say(f"{folder}: keeps no date for the chat template; it is {day}, {what} (rollout.date sets another)")
+    say(f"{folder}: keeps no date for the chat template; from now on it is {day}, {what}")
     return dated(config, day)
 
 
 def kept_in(folder: Path) -> RunConfig | None:
-    """The run that a folder holds; None where it holds none that can be read."""
-    try:
-        return validated(read_run_file(folder / RESOLVED))
-    except JigsawError:
-        return None
+    """The run that a folder holds; None where it holds none."""
+    resolved = folder / RESOLVED
+    return validated(read_run_file(resolved)) if resolved.exists() else None
 
 
 def continued(config: RunConfig, before: RunConfig) -> RunConfig:

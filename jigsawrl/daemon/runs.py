@@ -16,6 +16,7 @@ from typing import Any
 
 from jigsawrl import durable
 from jigsawrl.config import text
+from jigsawrl.config.started import RESOLVED
 from jigsawrl.daemon.ledger import JobEntry
 from jigsawrl.daemon.orders import Going, Places
 from jigsawrl.errors import JigsawError
@@ -27,9 +28,7 @@ from jigsawrl.telemetry import jsonl
 OUTPUT = "output.log"
 RUN_FILE = "submitted.yaml"
 """In a job's folder: its run file as it was submitted."""
-TAKEN = frozenset(
-    {"config.yaml", "control.json", "events.jsonl", "profile.json", "report.html", "submitted.json"}
-)
+TAKEN = frozenset({RESOLVED, "control.json", "events.jsonl", "profile.json", "report.html", "submitted.json"})
 TAKEN |= {OUTPUT, "store", "timeline.json"}
 """Names in a run's folder that no job can have."""
 GONE_S = 30.0
@@ -231,7 +230,7 @@ def start(
     out.mkdir(parents=True, exist_ok=True)
     for job in jobs:
         _link(job, out, folder)
-    config = out / "config.yaml"
+    config = out / RESOLVED
     durable.replace(config, text.dump(run_config(group, seats, jobs, folder, memory, link)).encode())
     own = {core for node in seats.nodes for core in cores[node]}
 

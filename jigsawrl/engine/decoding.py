@@ -47,15 +47,15 @@ def why_not_kernels(what: Decoded) -> str | None:
         return "deterministic: true needs sums that do not depend on the batch"
     if what.capability < CAPABILITY:
         has, needed = (".".join(map(str, each)) for each in (what.capability, CAPABILITY))
-        return f"the GPU has compute capability {has}, and they need {needed} (Hopper) or later"
+        return f"the GPU has compute capability {has}, and the kernels need {needed} (Hopper) or later"
     if what.dtype != torch.bfloat16:
-        return f"the model is in {str(what.dtype).removeprefix('torch.')}, and they need bfloat16"
+        return f"the model is in {str(what.dtype).removeprefix('torch.')}, and the kernels need bfloat16"
     if what.head_size not in HEAD_SIZES:
         known = " or ".join(map(str, HEAD_SIZES))
-        return f"the model's heads have size {what.head_size}, and they need {known}"
+        return f"the model's heads have size {what.head_size}, and the kernels need {known}"
     for size in what.sizes:
         if size % MULTIPLE:
-            return f"the model has a size of {size}, and they need multiples of {MULTIPLE}"
+            return f"the model has a size of {size}, and the kernels need multiples of {MULTIPLE}"
     return None
 
 
@@ -64,9 +64,9 @@ def why_not_with(adapters: Adapters) -> str | None:
     matrices = [a for lora in adapters.values() for a in lora.a.values()]
     for a in matrices:
         if a.shape[0] > MOST_RANK:
-            return f"adapters have rank {a.shape[0]}, and they take up to {MOST_RANK}"
+            return f"adapters have rank {a.shape[0]}, and the kernels take up to {MOST_RANK}"
         if a.dtype != torch.bfloat16:
-            return f"adapters are in {str(a.dtype).removeprefix('torch.')}, and they need bfloat16"
+            return f"adapters are in {str(a.dtype).removeprefix('torch.')}, and the kernels need bfloat16"
     return None if all(a.is_cuda for a in matrices) else "adapters are not on the GPU"
 
 

@@ -83,9 +83,9 @@ def spec_from_config(raw: dict[str, Any], source: Path) -> ModelSpec:
         raise JigsawError(
             f"model.path: {source} says model_type {family!r}; supported are {', '.join(FAMILIES)}"
         )
-    if problem := problem_of(raw):
-        raise JigsawError(f"model.path: {source} {problem}")
     try:
+        if problem := problem_of(raw):
+            raise JigsawError(f"model.path: {source} {problem}")
         heads = int(raw["num_attention_heads"])
         hidden = int(raw["hidden_size"])
         kv_heads = int(raw.get("num_key_value_heads", KV_HEADS.get(family)) or heads)
@@ -125,6 +125,8 @@ def spec_from_config(raw: dict[str, Any], source: Path) -> ModelSpec:
         )
     except KeyError as error:
         raise JigsawError(f"model.path: {source} has no {error.args[0]!r}") from None
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise JigsawError(f"model.path: {source} does not describe a model ({error})") from None
 
 
 def _window(raw: dict[str, Any], layers: int, source: Path) -> int | None:

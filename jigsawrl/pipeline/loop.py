@@ -45,6 +45,7 @@ from jigsawrl.pipeline.trajectory import (
     Trajectory,
     groups_of,
     make_batch,
+    of_first_prompts,
     rewarded,
     rewards_of,
     rollout_metrics,
@@ -152,6 +153,7 @@ def run(
                     raise KeyboardInterrupt(
                         f"stopped after step {pipeline.done}; go on with {option('resume')}"
                     )
+                progress.doing(config.name, pipeline.done, "export")
                 workers.first("export", out)
             ended = "finished"
         except KeyboardInterrupt:
@@ -168,7 +170,7 @@ def gone_if_refused(out: Path) -> Iterator[Callable[[], None]]:
     folder can be named again when its settings are put right."""
     there = out.exists()
     before = set(out.iterdir()) if there else set()
-    begun = out / "config.yaml" in before
+    begun = out / RESOLVED in before
 
     def accepted() -> None:
         nonlocal begun
@@ -259,7 +261,7 @@ class Pipeline:
             kept += [t for t, is_flat in zip(usable, flat, strict=True) if not is_flat]
             if len({t.prompt for t in kept}) >= wanted or rounds == sampling.max_rounds or not fresh:
                 break
-        kept = kept or rewarded(everything)[: wanted * self.config.rollout.samples]
+        kept = kept or of_first_prompts(rewarded(everything), wanted)
         kept.sort(key=lambda t: (t.prompt, t.sample))
         self.judge(everything, journal)
         if said := self.no_signal.look(self.done + 1, everything):
@@ -276,21 +278,23 @@ class Pipeline:
         errors = [t.error for t in trajectories if t.error]
         for error in dict.fromkeys(errors):
             journal.warn(f"step {step}: {error}")
-        if errors and len(errors) == applies:
-            to_some = "" if applies == len(trajectories) else " that the reward applies to"
+        if errors and len(errors) == len(trajectories):
             raise JigsawError(
-                f"step {step}: there is nothing to learn from, as every one of its {len(errors)} samples{to_some} "
+                f"step {step}: there is nothing to learn from, as every one of its {len(errors)} samples "
                 f"failed to be rewarded: {errors[0]}"
             )
-        if applies:
+        if applies > len(errors):
             self.unrewarded = 0
             return
         self.unrewarded += len({t.prompt for t in trajectories})
-        journal.warn(f"step {step}: nothing is learned from it, as the reward of all its samples is None")
+        failed = " or could not be had" if errors else ""
+        journal.warn(
+            f"step {step}: nothing is learned from it, as the reward of all its samples is None{failed}"
+        )
         if self.unrewarded >= UNREWARDED_PROMPTS:
             raise JigsawError(
                 f"step {step}: there is nothing to learn from, as the reward of all samples of {self.unrewarded} "
-                "prompts in a row is None, which says that it does not apply to them\n"
+                f"prompts in a row is None, which says that it does not apply to them{failed and ', or failed'}\n"
                 "Let the reward return a number for answers that are to be learned from."
             )
 

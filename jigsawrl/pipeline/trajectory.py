@@ -70,13 +70,19 @@ def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     }
     for name in sorted({name for t in trajectories for name in t.extra}):
         found = [t.extra[name] for t in trajectories if name in t.extra]
-        values[f"reward/{name}"] = math.fsum(found) / len(found)
+        values.setdefault(f"reward/{name}", math.fsum(found) / len(found))
     return values
 
 
 def rewarded(trajectories: list[Trajectory]) -> list[Trajectory]:
     """Those that a reward applies to."""
     return [t for t in trajectories if t.reward is not None]
+
+
+def of_first_prompts(trajectories: list[Trajectory], count: int) -> list[Trajectory]:
+    """All trajectories of the prompts that come first, `count` of them."""
+    first = set(list(dict.fromkeys(t.prompt for t in trajectories))[:count])
+    return [t for t in trajectories if t.prompt in first]
 
 
 def rewards_of(trajectories: list[Trajectory]) -> torch.Tensor:

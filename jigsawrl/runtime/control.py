@@ -17,6 +17,7 @@ from typing import Any
 
 from jigsawrl import durable
 from jigsawrl.config.pipelines import holds_pipelines
+from jigsawrl.config.started import RESOLVED
 from jigsawrl.errors import JigsawError
 from jigsawrl.underway import is_under_way
 
@@ -140,7 +141,7 @@ _NOT_WITH_ONE = {
 def _holds_pipelines(run: Path) -> bool | None:
     """None where the folder holds no run."""
     try:
-        return holds_pipelines(run / "config.yaml")
+        return holds_pipelines(run / RESOLVED)
     except JigsawError:
         return None
 

@@ -207,6 +207,8 @@ class ToldEvents(EventSink):
         self, substage: Substage, *, pipeline: str, step: int, worker: int = 0, **fields: Any
     ) -> Iterator[dict[str, Any]]:
         """What all actors are at together is told when it begins, too."""
+        if substage == "grad":
+            self.around.trained = True
         if substage != self.said:
             self.said = substage
             self.line.later(At(-1, substage, 0))
@@ -363,6 +365,8 @@ class Beside:
         """When the scheduler was last waited for."""
         self.last_rollout = Go((), (), ())
         """Its permit."""
+        self.trained = False
+        """Whether this phase computed gradients."""
         self.waited = 0.0
         """Seconds of this phase in which no engine had anything to do but wait for tools."""
 
@@ -388,7 +392,7 @@ class Beside:
         go = self._permit(phase, step)
         self.engines.begin(go.engines, go.prompt)
         self.where = go.where
-        self.waited = 0.0
+        self.waited, self.trained = 0.0, False
         # With other threads some products differ in their last bits.
         team = Workers(self.team(phase), self.engines)
         threads = [1 if self.deterministic else go.threads[handle.rank] for handle in self.team(phase)]
@@ -402,7 +406,8 @@ class Beside:
         lengths = told_lengths(list(self.engines.lengths.values()))
         follows = self._next_permit(go, step)
         went_on = now() if follows is not None else None
-        over = Over(phase, step, busy, len(go.engines), lengths, turns, self.waited, went_on)
+        empty = phase == "training" and not self.trained
+        over = Over(phase, step, busy, len(go.engines), lengths, turns, self.waited, went_on, empty)
         if follows is None:
             self.line.send(over)
         else:

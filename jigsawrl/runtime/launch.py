@@ -21,7 +21,7 @@ from jigsawrl.config.runfile import described
 from jigsawrl.config.runfolder import check_mix_folder
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.config.shapes import model_shape
-from jigsawrl.config.started import as_started, kept_in
+from jigsawrl.config.started import RESOLVED, as_started, kept_in
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.fits import refuse_what_cannot_fit
 from jigsawrl.graph.hardware import CPU, Hardware
@@ -126,7 +126,7 @@ def _run(
     stack.enter_context(under_way(out))
     if bases is not None:
         take_bases(list(members.values()), bases)
-    durable.replace(out / "config.yaml", text.dump(asked.config.model_dump(mode="json")).encode())
+    durable.replace(out / RESOLVED, text.dump(asked.config.model_dump(mode="json")).encode())
     if device == "cpu" and any(config.model.dtype == "bfloat16" for config in configs.values()):
         make_bfloat16_safe()  # once, for all processes
     policy = POLICIES[mix.config.policy]

@@ -103,6 +103,8 @@ class Learned:
     def ended(self, phase: Seen, now: float) -> Followed | None:
         """None where no other outlook came of it."""
         kind = phase.over.phase
+        if phase.over.empty:
+            return None
         self.seen[kind].append(phase)
         between = BETWEEN_S * min(self.times.get(kind, 1), SELDOM)
         if now - self.renewed.get(kind, float("-inf")) < between:

@@ -69,6 +69,8 @@ class Over(Message):
     """In which no engine of a rollout had anything to do but wait for tools."""
     went_on: float | None = None
     """When the next phase began at once, since its permit was there already."""
+    empty: bool = False
+    """A training without anything to train on: what it took says nothing of what trainings take."""
 
 
 @dataclass(frozen=True, slots=True)

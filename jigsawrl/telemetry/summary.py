@@ -55,13 +55,15 @@ class SummaryTable:
     def _add_results(self, table: Table, plain: bool) -> None:
         summary = self.summary
         first, last = summary.reward_first, summary.reward_last
-        if first is not None and last is not None:
-            colour = "green" if last > first else "red" if last < first else ""
-            change = Text(number(last), style=f"bold {colour}")
+        if summary.rewards:
+            colour = (
+                "" if first is None or last is None or last == first else "green" if last > first else "red"
+            )
+            change = Text(_reward(last), style=f"bold {colour}")
             if summary.steps > 1:
                 which = "the last step" if summary.window == 1 else f"the last {summary.window} steps"
                 arrow = " -> " if plain else " → "
-                change = Text.assemble(number(first), arrow, change, (f"   before training, {which}", "dim"))
+                change = Text.assemble(_reward(first), arrow, change, (f"   before training, {which}", "dim"))
             table.add_row("reward", change)
             if not plain and len(summary.rewards) > 1:
                 table.add_row("", Text(sparkline(summary.rewards, _SPARKLINE), style="cyan"))
@@ -72,6 +74,11 @@ class SummaryTable:
             table.add_row("time", duration(summary.seconds))
         if summary.stages:
             table.add_row("", _stage_grid(summary.stages, "#" if plain else "█"))
+
+
+def _reward(reward: float | None) -> str:
+    """A question mark where no sample had a reward."""
+    return "?" if reward is None else number(reward)
 
 
 def cut_off_share(summary: Summary) -> str:

@@ -20,10 +20,13 @@ H200 = Decoded((9, 0), torch.bfloat16, 128, (1536, 1536, 8960), deterministic=Fa
         ({}, None),
         ({"capability": (10, 0)}, None),
         ({"head_size": 64}, None),
-        ({"capability": (8, 9)}, "the GPU has compute capability 8.9, and they need 9.0 (Hopper) or later"),
-        ({"dtype": torch.float32}, "the model is in float32, and they need bfloat16"),
-        ({"head_size": 80}, "the model's heads have size 80, and they need 64 or 128"),
-        ({"sizes": (576, 576, 1500)}, "the model has a size of 1500, and they need multiples of 64"),
+        (
+            {"capability": (8, 9)},
+            "the GPU has compute capability 8.9, and the kernels need 9.0 (Hopper) or later",
+        ),
+        ({"dtype": torch.float32}, "the model is in float32, and the kernels need bfloat16"),
+        ({"head_size": 80}, "the model's heads have size 80, and the kernels need 64 or 128"),
+        ({"sizes": (576, 576, 1500)}, "the model has a size of 1500, and the kernels need multiples of 64"),
         ({"deterministic": True}, "deterministic: true needs sums that do not depend on the batch"),
     ],
 )
@@ -37,8 +40,8 @@ def test_kernels_decode_what_they_know_and_torch_the_rest_for_a_reason(
     ("rank", "dtype", "why"),
     [
         (64, torch.bfloat16, None),
-        (65, torch.bfloat16, "adapters have rank 65, and they take up to 64"),
-        (8, torch.float32, "adapters are in float32, and they need bfloat16"),
+        (65, torch.bfloat16, "adapters have rank 65, and the kernels take up to 64"),
+        (8, torch.float32, "adapters are in float32, and the kernels need bfloat16"),
     ],
 )
 def test_adapters_that_kernels_cannot_take_are_a_reason_too(
@@ -55,5 +58,5 @@ def test_the_user_is_told_which_code_decodes_and_why() -> None:
     )
     assert told_of_decoding("NVIDIA A100", why_not_kernels(replace(H200, capability=(8, 0)))) == (
         "decoding on NVIDIA A100 with torch's operators, which is slower than with jigsawrl's kernels: "
-        "the GPU has compute capability 8.0, and they need 9.0 (Hopper) or later"
+        "the GPU has compute capability 8.0, and the kernels need 9.0 (Hopper) or later"
     )

@@ -35,7 +35,7 @@ from jigsawrl.config import files
 from jigsawrl.errors import JigsawError
 from jigsawrl.model.config_keys import unknown_keys
 from jigsawrl.model.folder import load_model
-from jigsawrl.model.spec import FAMILIES
+from jigsawrl.model.spec import FAMILIES, spec_from_config
 
 LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}
 LLAMA3 = {
@@ -266,3 +266,30 @@ def test_what_neither_we_nor_transformers_know_is_named_once_and_ignored(tmp_pat
     write(folder, raw | {"rope_parameters": LINEAR})
     assert files.remarks(config_of(model={"path": str(folder)})) == []
     assert files.remarks(config_of(task=SUMS)) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope_scaling", "x"),
+        ("max_position_embeddings", None),
+        ("num_hidden_layers", "a"),
+        ("layer_types", 3),
+        ("rms_norm_eps", []),
+        ("vocab_size", {}),
+        ("auto_map", 3),
+        ("num_attention_heads", "inf"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_in_one_line(key: str, value: object) -> None:
+    raw = {
+        "model_type": "llama",
+        "vocab_size": 8,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    assert spec_from_config(raw, Path("config.json")).layers == 1
+    with pytest.raises(JigsawError, match=r"^model\.path: config\.json [^\n]+$"):
+        spec_from_config({**raw, key: value}, Path("config.json"))

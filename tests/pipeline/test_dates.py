@@ -81,15 +81,15 @@ def test_a_folder_without_a_date_has_that_of_its_first_event_and_says_so(tmp_pat
     keep(tmp_path, before)
     day, _, said = started(tmp_path, True)
     assert day == datetime.date.today()
-    assert said == [
-        f"{tmp_path}: keeps no date for the chat template; it is {day}, today (rollout.date sets another)"
-    ]
+    assert said == [f"{tmp_path}: keeps no date for the chat template; from now on it is {day}, today"]
     noon = time.mktime((2024, 7, 26, 12, 0, 0, 0, 0, -1))
     (tmp_path / "events.jsonl").write_text(f'{{"t":{noon},"event":"start"}}\n{{"t":{noon + 1e6}}}\n')
     day, _, said = started(tmp_path, True)
     assert day == THEN
     assert "2024-07-26, the day of its first event" in said[0]
-    assert started(tmp_path, True, rollout={"date": "2020-01-01"})[0] == datetime.date(2020, 1, 1)
+    other = {"rollout": {"date": "2020-01-01"}}
+    assert started(tmp_path, True, **other)[0] == datetime.date(2020, 1, 1)
+    assert check_run_folder(config(**other), tmp_path, resume=True)
 
 
 def test_a_folder_is_refused_for_another_date_but_not_for_none(tmp_path: Path) -> None:

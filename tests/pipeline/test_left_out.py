@@ -71,12 +71,24 @@ def test_a_run_ends_when_no_reward_has_applied_to_anything_for_hundreds_of_promp
     assert len(metrics(tmp_path / "run")) == 1
 
 
-def test_a_run_ends_when_every_reward_that_applies_fails(tmp_path):
-    reward = "None if number < 6 else float('no')"
-    with pytest.raises(
-        JigsawError, match=r"one of its 8 samples that the reward applies to failed to be rewarded: "
-    ):
-        train(tmp_path / "run", steps=1, task=task(tmp_path, reward), model=UNTRAINED)
+def test_one_reward_that_fails_ends_no_run_whose_other_rewards_are_none(tmp_path):
+    reward = "float('no') if number == 3 else None"
+    train(tmp_path / "run", steps=1, task=task(tmp_path, reward), model=UNTRAINED)
+    (row,) = metrics(tmp_path / "run")
+    assert 0 < row["reward/errors"] < row["reward/none"]
+
+
+def test_a_run_ends_when_every_reward_that_applies_has_failed_for_hundreds_of_prompts(tmp_path):
+    rollout = {"prompts_per_step": 128, "samples": 1, "max_tokens": 1}
+    with pytest.raises(JigsawError, match=r"step 2: .* prompts in a row is None, .* or failed"):
+        train(
+            tmp_path / "run",
+            steps=3,
+            task=task(tmp_path, "None if number < 64 else float('no')", size=128),
+            model=UNTRAINED,
+            rollout=rollout,
+            algorithm={"advantage": "reinforce_pp"},
+        )
 
 
 def test_dynamic_sampling_replaces_groups_with_less_than_two_rewards(tmp_path):

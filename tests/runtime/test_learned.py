@@ -75,6 +75,17 @@ def test_phases_that_follow_each_other_at_once_are_learned_from_together() -> No
     assert learned.outlook.costs.rollout_fixed_seconds == pytest.approx((0.1 + mean) / 2)
 
 
+def test_nothing_is_learned_of_a_training_without_anything_to_train_on() -> None:
+    learned = Learned(outlook())
+    known = learned.outlook
+    empty = Over("training", 1, (1e-3,) * ENGINES, ENGINES, empty=True)
+    assert learned.ended(Seen(empty, 1e-3, alone=True), now=1.0) is None
+    assert learned.outlook is known
+    _, training = step(outlook(slower=2.0), np.full(64, 100.0), overhead=0.1)
+    assert learned.ended(training, now=1.0)  # the first that counts
+    assert at_work(learned.outlook, "training") > 1.5 * at_work(known, "training")
+
+
 def test_the_lengths_of_all_of_them_are_remembered() -> None:
     short, long = np.full(64, 100.0), np.full(64, 900.0)
     learned = Learned(outlook(short))

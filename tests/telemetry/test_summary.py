@@ -112,7 +112,9 @@ def test_failed_rewards_samples_left_out_and_numbers_that_are_not_finite_are_in_
     steps.append({"reward/mean": math.nan})
     summary = run(tmp_path, steps)
     assert (summary.reward_first, summary.reward_last, summary.rewards) == (0.5, None, [0.5] * 3)
-    assert cells(shown(summary)) == [
+    reward, _, *others = cells(shown(summary))
+    assert reward == ["reward", "0.500 → ?   before training, the last step"]
+    assert others == [
         ["steps", "4"],
         ["errors", "6 rewards failed"],
         ["left out", "3 samples with the reward None"],
@@ -223,3 +225,10 @@ def test_times_read_like_times() -> None:
         "2 h 03 min",
     ]
     assert [clock(seconds) for seconds in (7, 92, 7384)] == ["0:07", "1:32", "2:03:04"]
+
+
+def test_a_first_step_without_rewards_hides_no_later_ones(tmp_path: Path) -> None:
+    steps = [{"reward/none": 16.0}, *[{"reward/mean": 0.5}] * 4]
+    lines = shown(run(tmp_path, steps))
+    assert any("? → 0.500" in line for line in lines)
+    assert not any("reward  " in line for line in shown(run(tmp_path / "none", [{"reward/none": 16.0}] * 2)))
