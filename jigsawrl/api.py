@@ -18,6 +18,7 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.processes import spin_briefly
 from jigsawrl.surface import in_python
 from jigsawrl.telemetry.heartbeat import beating
+from jigsawrl.underway import is_under_way
 
 if TYPE_CHECKING:
     from jigsawrl.pipeline.loop import Result
@@ -61,10 +62,10 @@ def train(
         )
     spin_briefly()
     data = copy.deepcopy(settings)
-    data["model"] = _section(model)
-    data["task"] = _section(task, kind="data")
+    data["model"] = _section("model", model)
+    data["task"] = _section("task", task, kind="data")
     if reward is not None:
-        data["task"]["reward"] = _section(target_of(reward) if callable(reward) else reward)
+        data["task"]["reward"] = _section("reward", target_of(reward) if callable(reward) else reward)
     if steps is not None:
         data["steps"] = steps
     if isinstance(kind := data["task"].get("kind"), str):
@@ -80,6 +81,8 @@ def train(
 
 def launch(config: RunConfig, out: Path, resume: bool, progress: Progress) -> Result:
     """Runs a checked config in a folder; what is wrong with the folder or the data shows before torch loads."""
+    if is_under_way(out):
+        raise JigsawError(f"{out}: another process runs what is in it; let it end, or choose another folder")
     if not check_run_folder(config, out, resume) and resume:
         progress.message(f"{out}: nothing to resume, starting from the beginning")
     check_task(config)
@@ -88,7 +91,7 @@ def launch(config: RunConfig, out: Path, resume: bool, progress: Progress) -> Re
     workers = "1 worker" if config.workers == 1 else f"{config.workers} workers"
     progress.opening(f"{config.name}: {described(config)} on {workers}, into {out}")
     progress.doing(config.name, 0, "set-up")
-    with _marked_children(), beating(progress.beat) if progress.beats else nullcontext():
+    with _marked_children(), nullcontext() if progress.on_terminal else beating(progress.beat):
         from jigsawrl.pipeline.loop import run
 
         return run(config, out, resume, progress)
@@ -136,7 +139,12 @@ def target_of(function: Callable[..., Any]) -> str:
     return f"{os.path.abspath(file)}:{name}"
 
 
-def _section(value: str | Path | Section, **defaults: str) -> dict[str, Any]:
+def _section(argument: str, value: str | Path | Section, **defaults: str) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return copy.deepcopy(dict(value))
-    return {**defaults, "path": os.fspath(value)}
+    if isinstance(value, str | os.PathLike):
+        return {**defaults, "path": os.fspath(value)}
+    function = ", a function" if argument == "reward" else ""
+    raise JigsawError(
+        f"{argument}: {value!r} is not allowed; it must be a path{function} or a dict with the keys of a run file"
+    )

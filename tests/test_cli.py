@@ -339,6 +339,13 @@ def test_what_the_command_and_train_share_names_no_flag_itself(folder: str) -> N
         assert not re.search(r"--(out|resume)\b", path.read_text()), path
 
 
+@pytest.mark.parametrize(("argument", "value"), [("task", None), ("model", None), ("reward", [len])])
+def test_train_says_which_argument_it_cannot_use(argument: str, value: object) -> None:
+    arguments: dict[str, Any] = {"task": "rows.jsonl", argument: value}
+    with pytest.raises(JigsawError, match=rf"^{argument}: .* is not allowed; it must be a path[^\n]+$"):
+        jigsawrl.train(**arguments)
+
+
 def test_the_package_lists_what_it_loads_on_demand() -> None:
     assert {*jigsawrl.__all__, "__doc__"} <= set(dir(jigsawrl))
     assert "train" in dir(jigsawrl)

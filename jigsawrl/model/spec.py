@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def spec_from_config(raw: dict[str, Any], source: Path) -> ModelSpec:
         if heads % kv_heads:
             raise JigsawError(
                 f"model.path: {source} has num_attention_heads {heads}, which is no multiple of "
-                f"num_key_value_heads {kv_heads}"
+                f"num_key_value_heads {kv_heads}{'' if 'num_key_value_heads' in raw else ', the default'}"
             )
         if head_dim % 2:
             raise JigsawError(
@@ -135,8 +136,8 @@ def _window(raw: dict[str, Any], layers: int, source: Path) -> int | None:
     possible = {FULL} if family == "llama" else {FULL, SLIDING}
     if kinds is not None and (len(kinds) != layers or not possible.issuperset(kinds)):
         raise JigsawError(
-            f"model.path: {source} says layer_types {kinds}; it must be {' or '.join(sorted(possible))}, "
-            f"for each of {layers} layers"
+            f"model.path: {source} says layer_types {kinds!r}; it must be a list of {layers}, one for each layer, "
+            f"of {' or '.join(sorted(possible))}"
         )
     window = None
     if family == "mistral" or (family != "llama" and raw.get("use_sliding_window", False)):
@@ -161,7 +162,12 @@ def _rope_scaling(raw: dict[str, Any], positions: int, source: Path) -> dict[str
         raise JigsawError(
             f"model.path: {source} has {rope_name(raw)} of type {kind!r}; supported are linear and llama3"
         )
-    scaling = {"rope_type": kind, "factor": float(rope["factor"])}
+    factor = float(rope["factor"])
+    if not 0 < factor < math.inf:
+        raise JigsawError(
+            f"model.path: {source} has a rope factor of {rope['factor']}, and it must be above 0"
+        )
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if kind == "linear":
         return scaling
     # transformers prefers the length of the pretraining at the top level.

@@ -1,4 +1,4 @@
-"""Notices when the rewards of several steps teach nothing, and when most answers are cut off. Each is said once."""
+"""Notices when the rewards of several steps are equal, and when most answers are cut off. Each is said once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class NoSignal:
     def __init__(self, config: RunConfig) -> None:
         self._by_prompt = config.algorithm.advantage in GROUP_ADVANTAGES
         self._limit, self._fix = _limits(config)
-        self._flat_said = config.algorithm.overlong is not None  # its penalty tells equal rewards apart
+        self._flat_said = False
         self._cut_off_said = config.rollout.ignore_eos  # all are to be cut off
         self._steps: deque[Step] = deque(maxlen=STEPS)
 
@@ -57,7 +57,7 @@ class NoSignal:
         self._flat_said, self._cut_off_said = self._flat_said or flat, self._cut_off_said or cut_off
         said = f"{share:.0%} of the samples were cut off at {self._limit}"
         if flat:
-            said = f"{self._equal()}, so they teach nothing; {said}"
+            said = f"{self._equal()}, so no answer counts as better than another; {said}"
         if cut_off:
             said = f"{said}; for longer answers raise {self._fix}"
         return f"steps {self._steps[0].number} to {step}: {said}"

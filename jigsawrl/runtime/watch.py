@@ -47,7 +47,7 @@ class Watch:
 
     def show(self, world: World, members: Mapping[str, Member], *, at_once: bool = False) -> None:
         """Nothing if it was shown a moment ago, unless that must not be."""
-        if self.progress.beats and (at_once or self.now - self.shown >= BETWEEN_S):
+        if not self.progress.on_terminal and (at_once or self.now - self.shown >= BETWEEN_S):
             self.shown = self.now
             for member in members.values():
                 self.progress.doing(member.name, *doing(world, member))

@@ -25,7 +25,7 @@ def doubts(trace: Trace, hardware: Hardware, errors: Mapping[str, float]) -> tup
         *trace.doubts,
         *_few(trace),
         *(
-            f"the fit of {stage} is {error:.0%} off on the mean; do not plan with it"
+            f"the fit of {stage} is {error:.0%} off on average; do not plan with it"
             for stage, error in errors.items()
             if error > FAR_OFF
         ),

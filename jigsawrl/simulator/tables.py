@@ -148,7 +148,7 @@ class FittedTable:
             box=SIMPLE_HEAD,
             padding=_CLOSE,
             title=Text(f"{self.profile.name}, on {self.profile.hardware.name}", style="bold"),
-            caption="seconds of a step, fitted / logged, and how far a step is off on the mean",
+            caption="seconds of a step, fitted / logged, and how far a step is off on average",
         )
         table.add_column("workload", overflow="fold")
         for stage in STAGES:

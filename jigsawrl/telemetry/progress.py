@@ -71,25 +71,19 @@ class Progress:
         """Whether there is a display that changes in its place."""
         return self._console.is_interactive and not self._json
 
-    @property
-    def beats(self) -> bool:
-        """Whether there is a line now and then that says what is under way."""
-        return not self.on_terminal and not self._json
-
     def doing(self, name: str, step: int, what: str, done: int = 0, of: int = 0) -> None:
-        """For the line that says what is under way."""
-        if self.beats:
+        """For the line that says what is under way, where no display does."""
+        if not self.on_terminal:
             self._heartbeat.doing(name, step, what, self._now(), done, of)
 
     def beat(self) -> None:
         """Prints what is under way, if nothing was printed for long. May be called from any thread."""
-        if self.beats and (line := self._heartbeat.line(self._now())) is not None:
+        if not self.on_terminal and (line := self._heartbeat.line(self._now())) is not None:
             self.message(line)
 
     def opening(self, text: str) -> None:
         """A line at the start: what runs, and where to."""
-        if not self._json:
-            self.message(text)
+        self.message(text)
 
     def start(self, name: str, total_steps: int, done: int = 0) -> None:
         """Adds a pipeline, of which `done` steps were made in earlier runs."""

@@ -94,10 +94,14 @@ def counted(count: int, noun: str) -> str:
 def _tokens(summary: Summary) -> Text:
     text = Text(f"{summary.tokens:,} generated")
     if summary.tokens_per_second is not None:
-        text.append(f", {summary.tokens_per_second:,.0f} a second")
+        text.append(f", {_rate(summary.tokens_per_second)} a second")
     if summary.generation_seconds:
-        text.append(f" ({summary.tokens / summary.generation_seconds:,.0f} while generating)", style="dim")
+        text.append(f" ({_rate(summary.tokens / summary.generation_seconds)} while generating)", style="dim")
     return text
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
 def _stage_grid(stages: Sequence[Stage], block: str) -> Table:

@@ -279,6 +279,7 @@ def test_what_neither_we_nor_transformers_know_is_named_once_and_ignored(tmp_pat
         ("vocab_size", {}),
         ("auto_map", 3),
         ("num_attention_heads", "inf"),
+        ("rope_scaling", {"rope_type": "linear", "factor": 0}),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_in_one_line(key: str, value: object) -> None:

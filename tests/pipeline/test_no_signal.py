@@ -48,8 +48,8 @@ def test_equal_rewards_are_said_once_after_three_steps_with_the_share_of_cut_off
     learning, zeros = samples([[0, 1], [0, 0]]), samples([[0, 0], [0, 0]], cut_off=1)
     assert said([zeros, zeros, learning, zeros, zeros]) == []
     assert said([learning, zeros, zeros, zeros, learning, zeros, zeros, zeros]) == [
-        "steps 2 to 4: all rewards are 0.000, so they teach nothing; 25% of the samples were cut off at "
-        "6 tokens"
+        "steps 2 to 4: all rewards are 0.000, so no answer counts as better than another; 25% of the samples were "
+        "cut off at 6 tokens"
     ]
 
 
@@ -57,7 +57,7 @@ def test_rewards_are_compared_as_the_advantage_compares_them() -> None:
     step = samples([[0, 0], [1, 1]])
     (text,) = said([step] * 4)
     assert text.startswith(
-        "steps 1 to 3: the rewards of each prompt's samples are equal, so they teach nothing"
+        "steps 1 to 3: the rewards of each prompt's samples are equal, so no answer counts as better than another"
     )
     assert said([step] * 4, algorithm={"advantage": "reinforce_pp"}) == []
 
@@ -83,8 +83,8 @@ def test_cut_off_samples_are_said_once_with_the_settings_that_cut_them_off() -> 
 def test_both_are_one_message() -> None:
     (text,) = said([samples([[0, 0], [0, 0]], cut_off=4)] * 8)
     assert text == (
-        "steps 1 to 3: all rewards are 0.000, so they teach nothing; 100% of the samples were cut off at "
-        "6 tokens; for longer answers raise rollout.max_tokens"
+        "steps 1 to 3: all rewards are 0.000, so no answer counts as better than another; 100% of the samples were "
+        "cut off at 6 tokens; for longer answers raise rollout.max_tokens"
     )
 
 
@@ -101,10 +101,8 @@ def test_a_run_without_signal_and_with_columns_that_are_not_used_says_both_once(
     printed = capsys.readouterr().err.splitlines()
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     kept = [event["text"] for event in events if event["event"] == "warning"]
-    assert [text.partition(":")[0] for text in kept] == [
-        "the column tools is not used for the prompts",
-        "steps 1 to 3",
-    ]
+    beginnings = ("the column tools is not used for the prompts", "steps 1 to 3: ")
+    assert [text.startswith(begins) for text, begins in zip(kept, beginnings, strict=True)] == [True, True]
     assert [line for line in printed if line in kept] == kept
     assert result.summary.cut_off is not None
     assert result.summary.cut_off > 0.5

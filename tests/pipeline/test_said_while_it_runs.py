@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from small_runs import COLD, config
+from small_runs import COLD, config, train
 
 from jigsawrl.api import launch
+from jigsawrl.errors import JigsawError
+from jigsawrl.telemetry import heartbeat
 from jigsawrl.telemetry.progress import Progress
+from jigsawrl.underway import under_way
 
 
 class Listening(Progress):
@@ -43,10 +46,26 @@ def test_a_run_says_what_it_is_and_then_what_it_is_at_and_how_many_samples_are_d
         "update",
         "weight sync",
         "checkpoints",
+        "export",
     ]
 
 
-def test_with_json_a_run_says_neither(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_json_a_run_says_it_on_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "BETWEEN_S", 0.0)
     with Progress(json=True) as progress:
         launch(config(steps=1, model=COLD), tmp_path / "run", False, progress)
-    assert capsys.readouterr() == ("", "")
+        progress.doing("test", 1, "generation", 3, 32)
+        progress.beat()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("test: a tiny model, task arithmetic, 1 step")
+    assert "3 of 32 samples done" in err
+
+
+def test_a_folder_that_a_process_is_at_is_refused(tmp_path: Path) -> None:
+    train(tmp_path / "run", steps=1, model=COLD)
+    with under_way(tmp_path / "run"), pytest.raises(JigsawError, match="another process runs what is in it"):
+        launch(config(steps=2, model=COLD), tmp_path / "run", True, Progress())
+    launch(config(steps=2, model=COLD), tmp_path / "run", True, Progress())

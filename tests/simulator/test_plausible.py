@@ -49,10 +49,10 @@ def test_seconds_that_cannot_be_are_warned_of(tmp_path, changed, said):
 def test_a_fit_that_is_far_off_is_warned_of(tmp_path):
     gens = (59.0, 20.0, 130.0, 22.0, 120.0, 21.0)
     found = trace(tmp_path, *(step(at, gen=gen, step=70 + gen) for at, gen in enumerate(gens, 1)))
-    assert any("fit of rollout is" in each and "off on the mean" in each for each in warnings(found))
+    assert any("fit of rollout is" in each and "off on average" in each for each in warnings(found))
     errors = {"rollout": 2.79, "update": 0.24}
-    said = [each for each in doubts(found, hardware_named("h100"), errors) if "off on the mean" in each]
-    assert said == ["the fit of rollout is 279% off on the mean; do not plan with it"]
+    said = [each for each in doubts(found, hardware_named("h100"), errors) if "off on average" in each]
+    assert said == ["the fit of rollout is 279% off on average; do not plan with it"]
 
 
 def test_few_steps_are_warned_of(tmp_path):

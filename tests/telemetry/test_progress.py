@@ -212,20 +212,13 @@ def test_what_many_pipelines_are_at_is_one_line_and_who_waits_is_not_in_it(clock
     )
 
 
-def test_neither_a_terminal_nor_json_gets_such_lines(clock: Clock) -> None:
-    for console, json in ((screen(), False), (screen(terminal=False), True)):
-        progress = Progress(console=console, now=clock, json=json)
-        progress.doing("sums", 1, "generation", 3, 400)
-        clock.time += 3600
-        progress.beat()
-        assert written(console) == ""
-
-
-def test_json_has_no_line_at_the_start(clock: Clock) -> None:
-    for json, expected in ((False, "sums: begins\n"), (True, "")):
-        console = screen(terminal=False)
-        Progress(console=console, now=clock, json=json).opening("sums: begins")
-        assert written(console) == expected
+def test_a_terminal_gets_no_such_lines(clock: Clock) -> None:
+    console = screen()
+    progress = Progress(console=console, now=clock)
+    progress.doing("sums", 1, "generation", 3, 400)
+    clock.time += 3600
+    progress.beat()
+    assert written(console) == ""
 
 
 SCRIPT = """

@@ -50,9 +50,8 @@ def ignored_columns(task: Task) -> str | None:
     if not found:
         return None
     what = f"the column {found[0]} is" if len(found) == 1 else f"the columns {' and '.join(found)} are"
-    return (
-        f"{what} not used for the prompts: the chat template is rendered without; only the reward gets them"
-    )
+    them = "it" if len(found) == 1 else "them"
+    return f"{what} not used for the prompts, which are rendered without {them}; only the reward gets {them}"
 
 
 def _default_ground_truth(row: dict[str, JSON]) -> str | None:
