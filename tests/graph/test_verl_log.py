@@ -194,7 +194,7 @@ def test_a_synchronous_run_before_or_after_an_asynchronous_one_is_read(tmp_path)
     "command",
     [
         f"{COMMAND} actor_rollout_ref.rollout.mode=async trainer.experiment_name=one_step_off_baseline",
-        COMMAND.replace("+ python3", "+ cd /work/fully_async_runs && python3"),
+        COMMAND.replace("+ python3", "+ cd /data/fully_async_runs && python3"),
     ],
 )
 def test_what_only_sounds_asynchronous_is_read(tmp_path, command):
