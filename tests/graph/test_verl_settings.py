@@ -153,7 +153,7 @@ def test_a_mixture_of_experts_is_refused_whatever_its_log_is_called(tmp_path):
 
 
 def test_a_model_in_the_cache_of_the_hub_is_known(tmp_path):
-    path = "/home/user/.cache/huggingface/hub/models--Qwen--Qwen3-8B/snapshots/b968826d9c46dd6066d109eabc6255188de91218"
+    path = "/home/me/.cache/huggingface/hub/models--Qwen--Qwen3-8B/snapshots/b968826d9c46dd6066d109eabc6255188de91218"
     (trace,) = read_verl_log(
         log(tmp_path, COMMAND.replace("/models/Qwen3-4B", path), step(1), name="run.log")
     )
