@@ -2,12 +2,14 @@ import io
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from jigsawrl.cli_compare import learned
 from jigsawrl.cli_runs import ended
 from jigsawrl.runtime.launch import Ended
 from jigsawrl.telemetry import jsonl
@@ -138,6 +140,22 @@ def test_the_tables_of_several_pipelines_show_the_share_too(tmp_path: Path) -> N
         summary = run(tmp_path / name, [{"reward/mean": 0.5, "response_length/clip_ratio": share}])
         how = ended(Ended(name, "finished", "", 1, tmp_path / name, 1.0, summary))
         assert how == ("finished; 75% of samples cut off" if share else "finished")
+
+
+@pytest.mark.parametrize(("share", "heads"), [(0.75, ["last", "cut off"]), (0.0, ["first reward", "last"])])
+def test_the_table_of_a_comparison_has_the_share_if_it_is_worth_a_column(
+    tmp_path: Path, share: float, heads: list[str]
+) -> None:
+    steps = {"a": share, "b": 0.0}
+    summaries = {
+        name: run(tmp_path / name, [{"reward/mean": 0.5, "response_length/clip_ratio": each}])
+        for name, each in steps.items()
+    }
+    made = SimpleNamespace(log=SimpleNamespace(summaries=summaries))
+    best = SimpleNamespace(policy="jigsaw", fates=steps, made=made)
+    table = learned(SimpleNamespace(runs=[best], best="jigsaw"))
+    assert [str(column.header) for column in table.columns][-2:] == heads
+    assert list(table.columns[-1].cells) == (["75%", ""] if share else ["0.500", "0.500"])
 
 
 @pytest.mark.parametrize(
