@@ -18,7 +18,7 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.processes import spin_briefly
 from jigsawrl.surface import in_python
 from jigsawrl.telemetry.heartbeat import beating
-from jigsawrl.underway import is_under_way
+from jigsawrl.underway import refuse_inside_another, under_way
 
 if TYPE_CHECKING:
     from jigsawrl.pipeline.loop import Result
@@ -81,20 +81,20 @@ def train(
 
 def launch(config: RunConfig, out: Path, resume: bool, progress: Progress) -> Result:
     """Runs a checked config in a folder; what is wrong with the folder or the data shows before torch loads."""
-    if is_under_way(out):
-        raise JigsawError(f"{out}: another process runs what is in it; let it end, or choose another folder")
-    if not check_run_folder(config, out, resume) and resume:
-        progress.message(f"{out}: nothing to resume, starting from the beginning")
-    check_task(config)
-    for line in files.remarks(config):
-        progress.message(line)
-    workers = "1 worker" if config.workers == 1 else f"{config.workers} workers"
-    progress.opening(f"{config.name}: {described(config)} on {workers}, into {out}")
-    progress.doing(config.name, 0, "set-up")
-    with _marked_children(), nullcontext() if progress.on_terminal else beating(progress.beat):
-        from jigsawrl.pipeline.loop import run
+    refuse_inside_another(out)
+    with under_way(out):
+        if not check_run_folder(config, out, resume) and resume:
+            progress.message(f"{out}: nothing to resume, starting from the beginning")
+        check_task(config)
+        for line in files.remarks(config):
+            progress.message(line)
+        workers = "1 worker" if config.workers == 1 else f"{config.workers} workers"
+        progress.opening(f"{config.name}: {described(config)} on {workers}, into {out}")
+        progress.doing(config.name, 0, "set-up")
+        with _marked_children(), nullcontext() if progress.on_terminal else beating(progress.beat):
+            from jigsawrl.pipeline.loop import run
 
-        return run(config, out, resume, progress)
+            return run(config, out, resume, progress)
 
 
 @contextmanager

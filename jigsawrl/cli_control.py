@@ -112,11 +112,12 @@ def resume(run: Run, pipeline: Pipeline) -> None:
 def cancel(run: RunOrCluster, pipeline: Pipeline) -> None:
     """End a pipeline, or a cluster's job: the step it is in is finished and saved."""
     if _is_cluster(run):
-        from jigsawrl.daemon.ledger import Ledger, is_running
+        from jigsawrl.daemon.ledger import Ledger
+        from jigsawrl.underway import is_under_way
 
         ledger = Ledger(run)
         ledger.ask_to_cancel(pipeline)
-        runs = is_running(run) and ledger.job(pipeline).state == "running"
+        runs = is_under_way(run) and ledger.job(pipeline).state == "running"
         print(f"{pipeline}: {'ends after its step' if runs else 'is cancelled'}")
         return
     _ask(run, do="cancel", pipeline=pipeline)
@@ -135,10 +136,10 @@ def _refuse_cluster(folder: Path) -> None:
 
 def _submit_job(folder: Path, file: Path, name: str | None, steps: int | None, terms: dict[str, Any]) -> None:
     from jigsawrl.daemon.admission import submit as submit_job
-    from jigsawrl.daemon.ledger import is_running
+    from jigsawrl.underway import is_under_way
 
     job = submit_job(folder, file, name, steps, terms)
-    print(f"{job.name}: submitted{'' if is_running(folder) else '; it waits until the cluster is started'}")
+    print(f"{job.name}: submitted{'' if is_under_way(folder) else '; it waits until the cluster is started'}")
 
 
 def _ask(run: Path, **request: Any) -> None:

@@ -23,7 +23,7 @@ from jigsawrl.cluster.simulation import DRIFTED, LOOK, RECONSIDER
 from jigsawrl.daemon.admission import HOUR, job_of
 from jigsawrl.daemon.ledger import GroupEntry, JobEntry, JobState, Ledger
 from jigsawrl.daemon.orders import Begin, Halt, Join, Leave, Order, Wanted, orders
-from jigsawrl.daemon.runs import Run, Seats, held_stores, runs_folder, start, wait_until_gone
+from jigsawrl.daemon.runs import Run, Seats, held_stores, runs_folder, start, wait_until_ended
 from jigsawrl.store import folders
 from jigsawrl.telemetry.text import duration
 
@@ -94,7 +94,7 @@ class Daemon:
     def _recover(self) -> None:
         """Whatever an earlier daemon left."""
         left = self.ledger.runs_under_way()
-        wait_until_gone(left, self.folder)
+        wait_until_ended(left, self.folder)
         jobs = {job.name for job in self.ledger.jobs() if not job.over}
         for out, store in held_stores(runs_folder(self.folder)).items():
             self._keep_store(store, {name for name in jobs if (out / name).is_symlink()})
@@ -215,7 +215,7 @@ class Daemon:
 
     def _over(self, run: Run) -> None:
         """A run that has ended. Whoever was still in it goes on in another, from its last step."""
-        wait_until_gone([run.number], self.folder)
+        wait_until_ended([run.number], self.folder)
         run.hold_store()
         del self.runs[run.number]
         run.close()
@@ -441,7 +441,7 @@ class Daemon:
             run.process.kill()
             run.process.wait()
             run.close()
-        wait_until_gone(self.runs, self.folder)
+        wait_until_ended(self.runs, self.folder)
         for store in [*self.left, *(run.store for run in self.runs.values())]:
             self._keep_store(store, set())
         with self.ledger.change():

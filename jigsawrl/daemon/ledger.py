@@ -6,7 +6,6 @@ jobs and ask for cancellations; all else is written by the one daemon.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sqlite3
@@ -22,16 +21,13 @@ from jigsawrl.cluster.groups import How
 from jigsawrl.config.cluster import ClusterConfig, TermsConfig
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
-from jigsawrl.store import locks
 
 FORMAT = 3
-FILE, LOCK = "cluster.db", "cluster.lock"
+FILE = "cluster.db"
 PATIENCE_S = 30.0
 """For another process to let go of the ledger; transactions take milliseconds."""
 MOST_EVENTS = 100_000
 """That are kept, the last ones."""
-LOOKS_S = 0.2
-"""Whoever looks whether a daemon is there has its lock for less."""
 TABLES = """
 CREATE TABLE cluster (config TEXT, dollars REAL, groups INTEGER);
 CREATE TABLE jobs (
@@ -346,36 +342,3 @@ def _job(row: Sequence[Any]) -> JobEntry:
         ended,
         *counts,
     )
-
-
-@contextmanager
-def the_only_one(folder: Path) -> Iterator[None]:
-    """A JigsawError where another process runs this cluster."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise JigsawError(f"{folder}: cannot be written ({error.strerror or error})") from None
-    try:
-        deadline = time.monotonic() + LOOKS_S
-        while not locks.try_lock(descriptor):
-            if time.monotonic() > deadline:
-                raise JigsawError(
-                    f"{folder}: its cluster is running already; let it end, or choose another with --out"
-                )
-            time.sleep(LOOKS_S / 10)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def is_running(folder: Path) -> bool:
-    """Whether a daemon has it."""
-    try:
-        descriptor = os.open(folder / LOCK, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        return not locks.try_lock(descriptor, fcntl.LOCK_SH)
-    finally:
-        os.close(descriptor)

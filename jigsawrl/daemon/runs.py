@@ -7,9 +7,7 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from jigsawrl.processes import die_with_parent
 from jigsawrl.runtime.control import ADDRESS, Question
 from jigsawrl.store import folders, locks
 from jigsawrl.telemetry import jsonl
+from jigsawrl.underway import wait_until_gone
 
 OUTPUT = "output.log"
 RUN_FILE = "submitted.yaml"
@@ -31,8 +30,6 @@ RUN_FILE = "submitted.yaml"
 TAKEN = frozenset({RESOLVED, "control.json", "events.jsonl", "profile.json", "report.html", "submitted.json"})
 TAKEN |= {OUTPUT, "store", "timeline.json"}
 """Names in a run's folder that no job can have."""
-GONE_S = 30.0
-"""Patience with processes of a run that was killed; they end by themselves."""
 LAST_WORDS = 4096
 
 
@@ -267,20 +264,7 @@ def _link(job: JobEntry, out: Path, folder: Path) -> None:
         link.symlink_to(os.path.relpath(own, out))
 
 
-def wait_until_gone(numbers: Iterable[int], folder: Path) -> None:
-    """Whatever runs that were killed have left behind; a JigsawError if it does not end."""
-    deadline = time.monotonic() + GONE_S
+def wait_until_ended(numbers: Iterable[int], folder: Path) -> None:
+    """Waits for whatever runs that were killed have left behind; a JigsawError if that does not end."""
     for number in numbers:
-        store = run_folder(number, folder) / "store"
-        while not _unused(store):
-            if time.monotonic() > deadline:
-                raise JigsawError(
-                    f"{store.parent}: processes of it are still there (`lsof {store}` names them)"
-                )
-            time.sleep(0.05)
-
-
-def _unused(store: Path) -> bool:
-    with suppress(FileNotFoundError), locks.if_unused(store) as unused:
-        return unused
-    return True
+        wait_until_gone(run_folder(number, folder))

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from jigsawrl.cluster.from_config import cluster_of
 from jigsawrl.config.cluster import ClusterConfig
-from jigsawrl.config.runfolder import writable_part
 from jigsawrl.daemon.cores import cores_of_nodes
 from jigsawrl.daemon.daemon import Daemon
-from jigsawrl.daemon.ledger import FILE, LOCK, Ledger, the_only_one
+from jigsawrl.daemon.ledger import FILE, Ledger
 from jigsawrl.errors import JigsawError
 from jigsawrl.runtime.scheduler import interrupts
+from jigsawrl.underway import under_way
 
 
 def start(config: ClusterConfig, out: Path, until_done: bool, say: Callable[[str], None]) -> int:
@@ -21,7 +21,8 @@ def start(config: ClusterConfig, out: Path, until_done: bool, say: Callable[[str
     cluster_of(config)
     cores = cores_of_nodes(config, sorted(os.sched_getaffinity(0)))
     check_folder(config, out)
-    with the_only_one(out), interrupts() as pressed:
+    with under_way(out), interrupts() as pressed:
+        check_folder(config, out)  # nobody else changes it from here on
         ledger = Ledger.make(out, config)
         pools = ", ".join(f"{pool.nodes} of {name}" for name, pool in config.pools.items())
         size = len(next(iter(cores.values())))
@@ -36,8 +37,6 @@ def start(config: ClusterConfig, out: Path, until_done: bool, say: Callable[[str
 
 def check_folder(config: ClusterConfig, out: Path) -> None:
     """A JigsawError where it holds anything else, or a cluster with other settings."""
-    if writable_part(out) != out:
-        return
     if (out / FILE).exists():
         ledger = Ledger(out)
         ledger.close()
@@ -47,5 +46,5 @@ def check_folder(config: ClusterConfig, out: Path) -> None:
                 f"{out}: holds a cluster with other settings: {', '.join(other)}\n"
                 "start it with the settings it had, or choose another folder with --out"
             )
-    elif any(path.name != LOCK for path in out.glob("[!.]*")):
+    elif any(out.glob("[!.]*")):
         raise JigsawError(f"{out}: is not empty, and holds no cluster; choose another folder with --out")

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from jigsawrl.daemon.ledger import JobEntry, Ledger, is_running
+from jigsawrl.daemon.ledger import JobEntry, Ledger
 from jigsawrl.daemon.runs import job_folder
+from jigsawrl.underway import is_under_way
 
 LATELY = 10
 """Events that are told."""
@@ -20,7 +21,7 @@ LATELY = 10
 
 def document(folder: Path) -> dict[str, Any]:
     """For --json."""
-    ledger, running = Ledger(folder), is_running(folder)
+    ledger, running = Ledger(folder), is_under_way(folder)
     groups, jobs, nodes = ledger.groups() if running else [], ledger.jobs(), ledger.nodes()
     events, reasons = ledger.events(LATELY), ledger.reasons()
     ledger.close()

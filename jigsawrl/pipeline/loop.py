@@ -59,7 +59,6 @@ from jigsawrl.telemetry.logreader import read_run
 from jigsawrl.telemetry.metrics import METRICS_FILE
 from jigsawrl.trainer.batch import Batch
 from jigsawrl.trainer.checkpoint import Checkpoint, CheckpointStore
-from jigsawrl.underway import under_way
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
@@ -97,8 +96,6 @@ def run(
         around = around or Alone()
         config = as_started(config, out, out / EVENTS_FILE, resume, progress.message)
         out.mkdir(parents=True, exist_ok=True)
-        if alone:
-            stack.enter_context(under_way(out))
         durable.replace(out / RESOLVED, config.to_yaml().encode())
         device = choose_device(config)
         # The caller may go on computing, with as many threads as before.

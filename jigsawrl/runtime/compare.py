@@ -19,6 +19,7 @@ from jigsawrl.telemetry.comparison import Compared, Comparison, Fate, comparison
 from jigsawrl.telemetry.figures import Summary, summarize
 from jigsawrl.telemetry.runlog import RunLog
 from jigsawrl.telemetry.text import duration
+from jigsawrl.underway import under_way
 
 if TYPE_CHECKING:
     from jigsawrl.telemetry.progress import Progress
@@ -38,6 +39,11 @@ def check_comparison(mix: Mix, out: Path) -> None:
                 f"pipelines.{name}: a workload of a profile can only be simulated; add --simulate,\n"
                 "or give it a run file (run: FILE)"
             )
+    check_unused(out)
+
+
+def check_unused(out: Path) -> None:
+    """A JigsawError where the folder holds anything."""
     if writable_part(out) == out and any(out.glob("[!.]*")):
         what = "holds a comparison already" if (out / FIGURES_FILE).exists() else "is not empty"
         raise JigsawError(f"{out}: {what}; choose another folder with --out")
@@ -47,6 +53,14 @@ def compare_runs(
     mix: Mix, policies: Sequence[str], out: Path, progress: Callable[[], AbstractContextManager[Progress]]
 ) -> Comparison:
     """Runs all of them. Where one is interrupted, nothing more is run: a KeyboardInterrupt."""
+    with under_way(out):
+        check_unused(out)
+        return _compare_runs(mix, policies, out, progress)
+
+
+def _compare_runs(
+    mix: Mix, policies: Sequence[str], out: Path, progress: Callable[[], AbstractContextManager[Progress]]
+) -> Comparison:
     outcomes: dict[str, Outcome] = {}
     today = datetime.date.today()
     # One day for all policies, whenever each of them is run.

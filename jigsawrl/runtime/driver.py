@@ -52,6 +52,7 @@ from jigsawrl.store.store import Store
 from jigsawrl.telemetry.events import EventSink, Substage, now
 from jigsawrl.telemetry.jsonl import encode
 from jigsawrl.trainer.checkpoint import Checkpoint
+from jigsawrl.underway import under_way
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
@@ -102,7 +103,8 @@ def driver_main(
     try:
         around = (make or Beside)(line, actors, Store.attach(assignment.store), config)
         try:
-            run(config, assignment.out, assignment.resume, Told(line), around)
+            with under_way(assignment.out):
+                run(config, assignment.out, assignment.resume, Told(line), around)
             ends = Ends("finished")
         except KeyboardInterrupt as interrupt:
             ends = Ends("interrupted", str(interrupt))

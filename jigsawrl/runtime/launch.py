@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,11 +40,11 @@ from jigsawrl.runtime.member import Member
 from jigsawrl.runtime.mind import Mind
 from jigsawrl.runtime.scheduler import Scheduler, Work
 from jigsawrl.runtime.shares import Device, Shares, shares_here
-from jigsawrl.store import folders, heirs, locks
+from jigsawrl.store import folders, heirs
 from jigsawrl.telemetry.events import EVENTS_FILE, EventLog
 from jigsawrl.telemetry.figures import Summary
 from jigsawrl.telemetry.runreport import RunReport, run_report
-from jigsawrl.underway import under_way
+from jigsawrl.underway import refuse_if_under_way, refuse_inside_another, under_way, wait_until_gone
 
 if TYPE_CHECKING:
     from jigsawrl.telemetry.progress import Progress
@@ -95,12 +95,14 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
 
     `bases` is the folder of another run of theirs, whose tiny models are taken.
     """
-    asked, mix = mix, with_submitted(mix, out) if resume else mix
-    check_all(mix)
-    if check_mix_folder(asked.config, out, resume):
-        refuse_if_in_use(out)
-    prepare_for(run.model.path for run in mix.runs.values())
-    with ExitStack() as stack:
+    refuse_inside_another(out)
+    with under_way(out), ExitStack() as stack:
+        asked, mix = mix, with_submitted(mix, out) if resume else mix
+        check_all(mix)
+        if check_mix_folder(asked.config, out, resume):
+            refuse_if_under_way(out / name for name in mix.config.pipelines)
+            wait_until_gone(out)
+        prepare_for(run.model.path for run in mix.runs.values())
         return _run(asked, mix, out, resume, progress, bases, stack)
 
 
@@ -122,8 +124,6 @@ def _run(
         for name, config in configs.items()
     }
     refuse([member.outlook for member in members.values()], worker, mix.config)
-    out.mkdir(parents=True, exist_ok=True)
-    stack.enter_context(under_way(out))
     if bases is not None:
         take_bases(list(members.values()), bases)
     durable.replace(out / RESOLVED, text.dump(asked.config.model_dump(mode="json")).encode())
@@ -217,13 +217,6 @@ def goes_on(member: Member) -> bool:
         return config.name, config.seed, config.model, config.algorithm.advantage
 
     return what(before) == what(member.config)
-
-
-def refuse_if_in_use(out: Path) -> None:
-    """A JigsawError while another process runs what is in this folder."""
-    with suppress(FileNotFoundError), locks.if_unused(out / "store") as unused:
-        if not unused:
-            raise JigsawError(f"{out}: another run is using it; let it end, or choose another with --out")
 
 
 def store_budget(memory: float) -> int:

@@ -72,14 +72,14 @@ def locked_mapping(path: Path, size: int) -> mmap.mmap:
 
 def use(folder: Path) -> bool:
     """Says, until this process ends, that it uses the folder. False: the folder is gone, or being removed."""
-    if folder in _in_use and _is_still(folder, _in_use[folder]):
+    if folder in _in_use and is_still(folder, _in_use[folder]):
         return True
     stop_using(folder)
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         return False
-    if not try_lock(descriptor, fcntl.LOCK_SH) or not _is_still(folder, descriptor):
+    if not try_lock(descriptor, fcntl.LOCK_SH) or not is_still(folder, descriptor):
         os.close(descriptor)
         return False
     _in_use[folder] = descriptor
@@ -102,7 +102,7 @@ def if_unused(folder: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _is_still(folder: Path, descriptor: int) -> bool:
+def is_still(folder: Path, descriptor: int) -> bool:
     """Whether the folder under this path is the one that was opened, and not another in its place."""
     try:
         return os.path.samestat(os.stat(folder), os.fstat(descriptor))

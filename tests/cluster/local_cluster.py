@@ -16,9 +16,10 @@ from typing import Any
 
 from jigsawrl.config.cluster import load_cluster_file
 from jigsawrl.daemon.admission import submit
-from jigsawrl.daemon.ledger import Ledger, is_running
+from jigsawrl.daemon.ledger import Ledger
 from jigsawrl.daemon.status import document
 from jigsawrl.store import folders
+from jigsawrl.underway import is_under_way
 
 PATIENCE_S = 90.0
 MARK = "JIGSAWRL_TEST_MARK"
@@ -88,7 +89,7 @@ class LocalCluster:
                 start_new_session=True,
                 env={**os.environ, **self.environment, MARK: self.mark},
             )
-        self.wait_for(lambda: is_running(self.out), "the daemon")
+        self.wait_for(lambda: is_under_way(self.out), "the daemon")
 
     def jigsaw(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "jigsawrl", *arguments]

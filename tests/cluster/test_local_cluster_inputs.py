@@ -13,9 +13,10 @@ from local_cluster import POOLS
 
 from jigsawrl.config.cluster import load_cluster_file
 from jigsawrl.daemon.cores import cores_of_nodes
-from jigsawrl.daemon.ledger import Ledger, the_only_one
+from jigsawrl.daemon.ledger import Ledger
 from jigsawrl.daemon.status import document
 from jigsawrl.errors import JigsawError
+from jigsawrl.underway import under_way
 
 CORES = len(os.sched_getaffinity(0))
 SMALL = "pools.rollout.host_memory=2 pools.training.host_memory=2"
@@ -90,7 +91,8 @@ REFUSED = {
     "running already": Case(
         "cluster start pools.yaml SMALL --out MADE",
         2,
-        "MADE: its cluster is running already; let it end, or choose another with --out",
+        f"MADE: process {os.getpid()} runs what is in it; let it end, stop it with 'kill {os.getpid()}', "
+        "or choose another folder with --out",
     ),
     "no cluster": Case(
         "cluster status full", 2, "full: is no cluster's folder; 'jigsaw cluster start' makes one"
@@ -180,7 +182,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("made")
     (folder / "pools.yaml").write_text(POOLS)
     Ledger.make(folder / "out", load_cluster_file(folder / "pools.yaml", SMALL.split())).close()
-    with the_only_one(folder / "out"):
+    with under_way(folder / "out"):
         yield folder / "out"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,7 +80,9 @@ def test_sigkill_at_random_moments_and_resume_give_the_same_weights_bit_for_bit(
             process.communicate()
             kills.append(moment)
         else:
-            break
+            if kills:
+                break
+            shutil.rmtree(killed)  # it was faster than the first one, beside which something else ran
     finish(start(tmp_path, killed, "--resume"))
     whole, resumed = (tmp_path / name / "model" / "model.safetensors" for name in ("whole", "killed"))
     assert kills

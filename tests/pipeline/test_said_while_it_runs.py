@@ -66,6 +66,6 @@ def test_with_json_a_run_says_it_on_stderr(
 
 def test_a_folder_that_a_process_is_at_is_refused(tmp_path: Path) -> None:
     train(tmp_path / "run", steps=1, model=COLD)
-    with under_way(tmp_path / "run"), pytest.raises(JigsawError, match="another process runs what is in it"):
+    with under_way(tmp_path / "run"), pytest.raises(JigsawError, match="runs what is in it; let it end"):
         launch(config(steps=2, model=COLD), tmp_path / "run", True, Progress())
     launch(config(steps=2, model=COLD), tmp_path / "run", True, Progress())

@@ -132,7 +132,11 @@ def test_a_folder_that_a_run_is_using_is_refused(tmp_path: Path) -> None:
             said.append(f"{done.returncode} {done.stderr}")
 
     outcome = run_here(mix, out, on_step)
-    assert said == [f"2 jigsaw: {out}: another run is using it; let it end, or choose another with --out\n"]
+    me = os.getpid()
+    wanted = (
+        f"process {me} runs what is in it; let it end, stop it with 'kill {me}', or choose another folder"
+    )
+    assert said == [f"2 jigsaw: {out}: {wanted} with --out\n"]
     assert [each.how for each in outcome.pipelines] == ["finished"]
     with pytest.raises(JigsawError, match="holds a run already"):
         run_here(mix, out)
