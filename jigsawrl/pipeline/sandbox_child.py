@@ -15,8 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from jigsawrl.pipeline.sandbox_replies import MAX_LINE, NotAReply, read_reply
+
 # Imported, so that its bytecode is cached, but not as a part of the package, which would be imported with it.
-_START = "import sys; sys.path.append({!r}); import sandbox_host; sys.path.pop(); sandbox_host.main()"
+_START = (
+    "import sys; sys.path.append({!r}); import sandbox_keeper; why = sandbox_keeper.keep({}); "
+    "import sandbox_host; sys.path.pop(); sandbox_host.main(why)"
+)
 _FOLDER = str(Path(__file__).parent)
 _READ = 1 << 16
 
@@ -49,7 +54,7 @@ class Call:
     no result that anybody waits for, and is never tried again.
     """
 
-    id: int
+    id: str
     done: Callable[[Any], None]
     method: str | None = None
     args: str = "{}"
@@ -64,7 +69,7 @@ class Call:
         return f"[{json.dumps(self.method)},{self.args}]"
 
     def message(self, child: Child) -> str:
-        head = f'{{"id":{self.id},"timeout":{self.timeout}'
+        head = f'{{"id":"{self.id}","timeout":{self.timeout}'
         if self.batch:
             return f'{head},"batch":[{",".join(self.batch)}]}}\n'
         if self.instance is None:
@@ -81,7 +86,9 @@ class Call:
 class Child(asyncio.SubprocessProtocol):
     """Lives on the event loop that started it. `on_exit` comes once, after every line that the process wrote.
 
-    Started in a session of its own, so that killing its group ends whatever user code started as well.
+    It is a keeper to begin with (see `sandbox_keeper`), which ends with user code and all that user code has started.
+    What it writes is believed only if it answers a call that it was sent, or says once that it is ready: user code
+    can reach the pipe. A process that writes anything else is taken for dead.
     """
 
     def __init__(
@@ -95,7 +102,7 @@ class Child(asyncio.SubprocessProtocol):
         self.mode = ""  # serial, threads or loop once it is ready
         self.width = 0
         self.served = 0
-        self.in_flight: dict[int, Call] = {}
+        self.in_flight: dict[str, Call] = {}
         self.waiting: deque[Call] = deque()  # calls of instances that live here
         self.instances: set[Instance] = set()
         self.started = time.monotonic()
@@ -116,7 +123,7 @@ class Child(asyncio.SubprocessProtocol):
             sys.executable,
             "-P",
             "-c",
-            _START.format(_FOLDER),
+            _START.format(_FOLDER, os.getpid()),
             stderr=None,
             cwd=self._setup["folder"],
             start_new_session=True,
@@ -133,6 +140,10 @@ class Child(asyncio.SubprocessProtocol):
         calls = list(self.in_flight.values())
         return calls[:1] if self.mode == "serial" else calls
 
+    def answerable(self) -> dict[str, Call]:
+        """The calls that it may answer now, by their ids."""
+        return {call.id: call for call in self.running()} if self.mode == "serial" else self.in_flight
+
     def send(self, call: Call) -> None:
         call.started = time.monotonic()
         if self.in_flight:
@@ -140,11 +151,9 @@ class Child(asyncio.SubprocessProtocol):
         self.in_flight[call.id] = call
         self._outbox.append(call.message(self))
 
-    def take(self, call: int) -> Call | None:
-        """The call that was answered, which is no longer in flight; None for one that is not ours any more."""
-        taken = self.in_flight.pop(call, None)
-        if taken is None:
-            return None
+    def take(self, call: str) -> Call:
+        """The call that was answered, which is no longer in flight."""
+        taken = self.in_flight.pop(call)
         self.served += 1
         if self.in_flight:
             self.crowded = time.monotonic()
@@ -161,8 +170,10 @@ class Child(asyncio.SubprocessProtocol):
             self._outbox.clear()
 
     def kill(self) -> None:
-        """Ends the process and its group at once; nothing of it is reported from now on, but `gone` will be set."""
+        """Ends the process and all that it has started; nothing of it is reported from now on, but `gone` will be
+        set."""
         self._killed = True
+        self._partial.clear()
         self._abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -170,23 +181,30 @@ class Child(asyncio.SubprocessProtocol):
         self._transport = transport
         if self._killed:
             self._abort()
-        self._outbox.append(json.dumps(self._setup | {"parent": os.getpid()}) + "\n")
+        self._outbox.append(json.dumps(self._setup) + "\n")
         self.flush()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        self._partial += data
-        if b"\n" not in data:
+        if self._killed:
             return
-        lines, _, rest = self._partial.rpartition(b"\n")
-        self._partial = rest
-        for line in lines.decode("ascii", "replace").split("\n"):
-            try:
-                message = json.loads(line)
-            except (ValueError, RecursionError):  # user code wrote into our pipe, or nests without end
-                self._abort()
-                return
-            if not self._killed:
-                self._on_message(self, message)
+        *lines, rest = data.split(b"\n")
+        for last in lines:
+            line, self._partial = self._partial + last, bytearray()
+            self._read(line)
+        self._partial += rest
+        if len(self._partial) > MAX_LINE:
+            self._read(self._partial)
+
+    def _read(self, line: bytearray) -> None:
+        if self._killed:
+            return
+        try:
+            message = read_reply(line, self.answerable(), self.mode)
+        except NotAReply:
+            self.kill()
+            self._on_exit(self, "wrote into the pipe that is for its replies")
+        else:
+            self._on_message(self, message)
 
     def pipe_connection_lost(self, fd: int, error: Exception | None) -> None:
         if fd == 1 and self._transport is not None and self._transport.get_returncode() is None:
@@ -196,7 +214,6 @@ class Child(asyncio.SubprocessProtocol):
         assert self._transport is not None
         code = self._transport.get_returncode()
         assert code is not None
-        self._abort()  # what it has left behind in its group
         if not self._killed:
             self._read_rest()
         self._transport.close()
@@ -207,13 +224,17 @@ class Child(asyncio.SubprocessProtocol):
     def _abort(self) -> None:
         if self._transport is not None and not self.gone.done():
             with contextlib.suppress(ProcessLookupError):  # it may have been faster
-                os.killpg(self._transport.get_pid(), signal.SIGKILL)
+                if sys.platform == "linux":
+                    os.kill(self._transport.get_pid(), signal.SIGTERM)
+                    os.kill(self._transport.get_pid(), signal.SIGCONT)
+                else:
+                    os.killpg(self._transport.get_pid(), signal.SIGKILL)
 
     def _read_rest(self) -> None:
         """What it wrote before it ended; not until the pipe closes, which a grandchild may hold open."""
         pipe = self._pipe(1).get_extra_info("pipe")
         data = b"more"
-        while data and not pipe.closed:
+        while data and not pipe.closed and not self._killed:
             try:
                 data = os.read(pipe.fileno(), _READ)
             except BlockingIOError:

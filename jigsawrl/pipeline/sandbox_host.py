@@ -1,11 +1,11 @@
 """The inside of a user-code process: one JSON object a line comes in, one goes out, user code runs in between.
 
-    first line in     {"target", "params", "methods", "paths", "threads", "timeout", "parent"}
+    first line in     {"target", "params", "methods", "paths", "threads", "timeout"}
     first line out    {"ready": {...}}  or  {"refused": why the target cannot be loaded}
     then in           {"id", "method", "args", "object", "history", "timeout"},  {"id", "drop", "timeout"}
                       or  {"id", "batch": [args, ...], "timeout"}
     then out          {"id", "seconds", "value"},  {"id", "seconds", "error"}
-                      or  {"id", "seconds", "batch": [{"value"} or {"error"}, ...]}
+                      or  {"id", "seconds", "batch": [{"value"} or {"error"}, ...]}, null where it is too large
                       or  {"overdue": [[id, clear], ...]}
 
 A sync target runs one call at a time in the main thread (`serial`), or many in threads of their own; an async
@@ -15,7 +15,6 @@ Nothing is imported but the standard library, so that a process is up in a fract
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib
 import importlib.util
@@ -33,7 +32,6 @@ from typing import Any, NoReturn
 MAX_REPLY = 8 << 20
 MAX_ERROR = 300
 LOOP_CALLS = 128  # calls at a time on the event loop of an async target
-_PR_SET_PDEATHSIG = 1
 
 
 class Refused(Exception):
@@ -146,19 +144,25 @@ def error_field(message: str) -> str:
 
 
 class Replies:
-    """The way out; whole lines, from any thread. A process that cannot reply has no reason to live."""
+    """The way out; whole lines, from any thread. A process that cannot reply has no reason to live.
+
+    Nor has a copy of it that user code has forked and let return: the call is answered by one.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._process = os.getpid()
         self._lock = threading.Lock()
 
-    def answer(self, call: int, started: float, field: str) -> None:
-        self._write(f'{{"id":{call},"seconds":{time.perf_counter() - started},{field}}}')
+    def answer(self, call: str, started: float, field: str) -> None:
+        self._write(f'{{"id":"{call}","seconds":{time.perf_counter() - started},{field}}}')
 
     def send(self, message: dict[str, Any]) -> None:
         self._write(_encode(message))
 
     def _write(self, line: str) -> None:
+        if os.getpid() != self._process:
+            os._exit(0)
         data = memoryview(f"{line}\n".encode())
         with self._lock:
             try:
@@ -225,15 +229,13 @@ class Host:
                 yield getattr(self.objects[key], method)(**args)
         return (yield getattr(self.objects[key], message["method"])(**message["args"]))
 
-    def run(self, message: dict[str, Any]) -> None:
-        """One message from a thread, answered whatever user code does."""
-        started = time.perf_counter()
+    def outcomes(self, message: dict[str, Any]) -> str:
+        """What came of one message, as a JSON field, whatever user code does."""
         if "batch" not in message:
-            self.replies.answer(message["id"], started, self.outcome(message))
-            return
+            return self.outcome(message)
         calls = ({"object": None, "history": None, "args": args} for args in message["batch"])
         outcomes = ",".join(f"{{{self.outcome(call)}}}" for call in calls)
-        self.replies.answer(message["id"], started, f'"batch":[{outcomes}]')
+        return f'"batch":[{outcomes}]' if len(outcomes) <= MAX_REPLY else '"batch":null'
 
     def outcome(self, message: dict[str, Any]) -> str:
         """What came of one call, as a JSON field; SystemExit and its like are errors as any other."""
@@ -275,7 +277,8 @@ class Host:
         """Signals, globals and libraries that are not thread-safe work as they do in a script."""
         self.replies.send({"ready": self.about | {"mode": "serial", "width": 1}})
         while True:
-            self.run(inbox.get())
+            message, started = inbox.get(), time.perf_counter()
+            self.replies.answer(message["id"], started, self.outcomes(message))
 
     def serve_in_threads(self, inbox: queue.SimpleQueue[dict[str, Any]]) -> NoReturn:
         """A thread cannot be stopped: overdue calls are reported together, and the parent ends the process."""
@@ -283,12 +286,15 @@ class Host:
 
         progress = Progress(self.timeout)
         pool = ThreadPoolExecutor(self.threads)
-        running: dict[int, tuple[float, float, tuple[float, float]]] = {}
+        # Who takes a call out is the one to report it, as done or as overdue.
+        running: dict[str, tuple[float, float, tuple[float, float]]] = {}
 
         def run(message: dict[str, Any]) -> None:
             running[message["id"]] = time.monotonic(), message["timeout"], progress.mark()
-            self.run(message)
-            running.pop(message["id"], None)
+            started = time.perf_counter()
+            outcomes = self.outcomes(message)
+            if running.pop(message["id"], None) is not None:
+                self.replies.answer(message["id"], started, outcomes)
 
         def receive() -> None:
             while True:
@@ -303,12 +309,10 @@ class Host:
             overdue = [
                 [call, progress.was_clear(mark, timeout)]
                 for call, (started, timeout, mark) in list(running.items())
-                if now - started > timeout
+                if now - started > timeout and running.pop(call, None) is not None
             ]
             if overdue:
                 self.replies.send({"overdue": overdue})
-                for call, _ in overdue:
-                    running.pop(call, None)
 
     async def serve_on_loop(self, inbox: queue.SimpleQueue[dict[str, Any]]) -> NoReturn:
         import asyncio
@@ -343,24 +347,19 @@ def _awaited(value: Any) -> Any:
     return asyncio.run(outcome())
 
 
-def _die_with(parent: int) -> None:
-    """Where user code holds the interpreter and nobody here can see the input end, Linux ends the process."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+def main(uncontained: str | None) -> NoReturn:
+    """Serves until the end; no thread of user code keeps the process then.
 
-
-def main() -> NoReturn:
-    """Serves until the end; no thread of user code keeps the process then."""
+    `uncontained` says why the process is in no PID namespace, if it is in none.
+    """
     try:
-        _serve()
+        _serve(uncontained)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     os._exit(1)
 
 
-def _serve() -> NoReturn:
+def _serve(uncontained: str | None) -> NoReturn:
     commands, replies = os.dup(0), Replies(os.dup(1))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # user code reads nothing from us,
@@ -372,7 +371,6 @@ def _serve() -> NoReturn:
     if not first:
         os._exit(0)  # whoever started it is gone already
     setup = json.loads(first)
-    _die_with(setup["parent"])
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def listen() -> None:
@@ -380,12 +378,15 @@ def _serve() -> NoReturn:
             for line in lines:
                 inbox.put(json.loads(line))
         finally:
-            os.killpg(0, signal.SIGKILL)  # this process leads its group: what it started ends with it
+            if sys.platform == "linux":  # its parent is the keeper, which user code may have stopped
+                os.kill(os.getppid(), signal.SIGCONT)
+            os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=listen, daemon=True).start()
     sys.path += [path for path in setup["paths"] if path not in sys.path]
     try:
         host = Host(setup, replies)
+        host.about["uncontained"] = uncontained
     except BaseException as error:
         replies.send({"refused": str(error) if isinstance(error, Refused) else brief(error)})
         os._exit(1)

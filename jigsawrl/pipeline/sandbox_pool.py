@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import secrets
 import time
 from collections import deque
 from concurrent.futures import Future
@@ -75,7 +76,7 @@ class Pool:
         else:
             if instance is not None:
                 instance.busy = True
-            self._place(Call(next(self._ids), future.set_result, method, args, instance))
+            self._place(Call(_new_id(), future.set_result, method, args, instance))
 
     def submit_many(self, future: Future[list[Any]], batch: tuple[str, ...]) -> None:
         """Calls of the function; in one message where that keeps no process waiting for work."""
@@ -83,7 +84,7 @@ class Pool:
         def done(results: Any) -> None:
             future.set_result([results] * len(batch) if isinstance(results, Failure) else results)
 
-        call = Call(next(self._ids), done, batch=batch)
+        call = Call(_new_id(), done, batch=batch)
         cheap = self._seconds * len(batch) < _AHEAD
         if cheap and any(child.mode == "serial" for child in self._children):
             self._place(call)
@@ -103,7 +104,7 @@ class Pool:
                 call.done(results)
 
         return [
-            Call(next(self._ids), functools.partial(done, position), args=args)
+            Call(_new_id(), functools.partial(done, position), args=args)
             for position, args in enumerate(call.batch)
         ]
 
@@ -222,7 +223,8 @@ class Pool:
 
     def _on_answer(self, child: Child, message: dict[str, Any]) -> None:
         call = child.take(message["id"])
-        if call is None:
+        if call.batch and message["batch"] is None:
+            self._queue.extendleft(reversed(self._single(call)))
             return
         self._seconds += 0.1 * (message["seconds"] / max(1, len(call.batch)) - self._seconds)
         if call.batch:
@@ -233,12 +235,12 @@ class Pool:
             call.instance.history.append(call.step)
         self._finish(call, result)
 
-    def _on_overdue(self, child: Child, reported: list[tuple[int, bool]]) -> None:
+    def _on_overdue(self, child: Child, reported: list[tuple[str, bool]]) -> None:
         """The process says which calls are overdue, and whether each could run freely all the time."""
-        overdue = [(child.in_flight[id], clear) for id, clear in reported if id in child.in_flight]
+        overdue = [(child.in_flight[id], clear) for id, clear in reported]
         blamed = [call for call, clear in overdue if clear or not child.had_company(call)]
         suspects = [call for call, _ in overdue if call not in blamed]
-        if child.mode == "threads" and overdue:
+        if child.mode == "threads":
             self._retire(child, blamed, suspects, self._too_long)
             return
         for call, _ in overdue:  # the loop has cancelled them, and goes on with the others
@@ -344,9 +346,12 @@ class Pool:
         closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._drops.add(closed)
         closed.add_done_callback(self._drops.discard)
-        home.waiting.append(
-            Call(next(self._ids), lambda _: closed.set_result(None), instance=instance, drop=True)
-        )
+        home.waiting.append(Call(_new_id(), lambda _: closed.set_result(None), instance=instance, drop=True))
+
+
+def _new_id() -> str:
+    """One that user code cannot guess, so that it answers no call but by reading our part of its memory."""
+    return secrets.token_hex(8)
 
 
 def _result(outcome: dict[str, Any]) -> Any:

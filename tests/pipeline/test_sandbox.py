@@ -161,7 +161,7 @@ BAD = {
     "exit": Failure("died", "its process exited with code 7"),
     "kill": Failure("died", "its process was killed by SIGKILL"),
     "segfault": Failure("died", "its process was killed by SIGSEGV"),
-    "garble": Failure("died", "its process was killed by SIGKILL"),
+    "garble": Failure("died", "its process wrote into the pipe that is for its replies"),
     "close all": Failure("died", "its process "),
     "sys.exit": Failure("raised", "SystemExit: enough (user_code.py:"),
     "unprintable": Failure("raised", "Unprintable: its message cannot be printed (user_code.py:"),

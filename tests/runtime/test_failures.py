@@ -27,6 +27,7 @@ from mixes import (
 )
 
 from jigsawrl.cli_runs import as_dict, run_several, table_of
+from jigsawrl.pipeline.sandbox_keeper import SWITCH
 from jigsawrl.runtime.member import RETRIES
 from jigsawrl.runtime.shares import Cores
 from jigsawrl.telemetry.logreader import read_run
@@ -120,16 +121,22 @@ def test_a_reward_that_segfaults_costs_its_pipeline_the_reward_and_the_others_no
 
 
 def test_who_dies_again_and_again_without_a_step_is_given_up_and_the_others_go_on(
-    alone: Results, tmp_path: Path
+    alone: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad = data_task(tmp_path / "data", "os.kill(os.getppid(), 9)")  # its driver
+    monkeypatch.setenv(SWITCH, "off")  # else its driver is not to be seen
+    bad = data_task(
+        tmp_path / "data", "os.kill(int(open(f'/proc/{os.getppid()}/stat').read().split()[3]), 9)"
+    )
     out = tmp_path / "out"
-    a, b = run_here(write_mix(tmp_path, a=SUMS, bad=bad), out).pipelines
-    assert (a.how, b.how) == ("finished", "failed")
-    assert b.reason == f"it died {RETRIES + 1} times in a row; last, bad/driver was ended by SIGKILL"
+    command = start(write_mix(tmp_path, a=SUMS, bad=bad), out)
+    code, pipelines = command.answer()
+    assert code == 1
+    assert (pipelines["a"]["ended"], pipelines["bad"]["ended"]) == ("finished", "failed")
+    reason = f"it died {RETRIES + 1} times in a row; last, bad/driver was ended by SIGKILL"
+    assert pipelines["bad"]["reason"] == reason
     assert [event["deaths"] for event in events(out, "died")] == list(range(1, RETRIES + 2))
     assert result(out / "a") == alone["a"]
-    assert_nothing_is_left(out)
+    command.assert_nothing_is_left()
 
 
 def test_a_driver_that_has_much_to_read_when_its_actors_have_ended_is_not_taken_for_dead(
