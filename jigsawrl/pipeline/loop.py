@@ -127,6 +127,12 @@ def run(
         ended = "failed"
         if (decoding := workers.first("decoding")) is not None:
             journal.say_once(decoding, "decoding")
+        if (reason := rollouts.uncontained()) is not None:
+            journal.say_once(
+                f"rewards and environments run without PID namespaces ({reason}): processes that they start end "
+                "with the run, unless they evade that on purpose",
+                "uncontained",
+            )
         at_start = pipeline.done == 0
         if at_start and config.task.kind == "data" and (ignored := ignored_columns(rollouts.task)):
             journal.say_once(ignored)

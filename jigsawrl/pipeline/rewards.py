@@ -61,6 +61,10 @@ class Rewards:
         call = self._sandbox.call(None, passed)
         return then(call, lambda result: self._decided(_scores(result, len(completions))))
 
+    def uncontained(self) -> str | None:
+        """Why user code runs in no PID namespace, or None where it runs in one."""
+        return self._sandbox.uncontained()
+
     def close(self) -> None:
         self._sandbox.close()
 

@@ -97,6 +97,11 @@ class Rollout:
             if user_code is not None:
                 user_code.check()
 
+    def uncontained(self) -> str | None:
+        """Why the user's rewards and environments run in no PID namespace, or None where they run in one."""
+        user_code = self.environments or self.rewards
+        return None if user_code is None else user_code.uncontained()
+
     def run(self, prompts: Sequence[int], step: int) -> list[Trajectory]:
         """Every sample of these prompts, in the order of prompts and samples."""
         if self.environments is not None:

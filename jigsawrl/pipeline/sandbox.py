@@ -80,6 +80,11 @@ class Sandbox:
         about = self._about.result()
         return Signature(tuple(about["parameters"]), tuple(about["required"]), about["any_keyword"])
 
+    def uncontained(self) -> str | None:
+        """Why user code runs in no PID namespace, or None where it runs in one. Waits until the target is loaded."""
+        reason: str | None = self._about.result()["uncontained"]
+        return reason
+
     def call(self, method: str | None, args: dict[str, Any], key: str | None = None) -> Future[Any]:
         """Calls the function (no method), or a method of the instance named `key`, which the first call makes.
 

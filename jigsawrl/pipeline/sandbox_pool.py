@@ -25,6 +25,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.liveness import LONGEST_LOOK_S
 from jigsawrl.pipeline.sandbox_child import Call, Child, Failure, Instance
 
 START_TIMEOUT = 120.0  # for the imports of user code
@@ -58,6 +59,7 @@ class Pool:
         self._ending: set[asyncio.Future[None]] = set()
         self._pumping = False
         self._closed = False
+        self._looked = time.monotonic()
 
     def start(self) -> None:
         for _ in range(self._processes):
@@ -278,9 +280,15 @@ class Pool:
             self._finish(self._suspects.popleft(), self._start_failure)
 
     def _tick(self) -> None:
-        """Finds the processes that are overdue and cannot say so: one call, or one that holds up all others."""
+        """Finds the processes that are overdue and cannot say so: one call, or one that holds up all others.
+
+        A long time between two looks does not count: this process was stopped, and perhaps all others.
+        """
         now = time.monotonic()
+        stopped = now - self._looked - LONGEST_LOOK_S
+        self._looked = now
         for child in list(self._children):
+            child.excuse(max(0.0, stopped))
             latest = 1.0 if child.mode == "serial" else 1 + _GRACE
             if not child.ready and now - child.started > START_TIMEOUT:
                 self._start_failed(child, f"it took longer than {START_TIMEOUT:g} s")

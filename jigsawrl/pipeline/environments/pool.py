@@ -76,6 +76,10 @@ class Environments:
         """Ends an episode, finished or not, and frees its name."""
         self._sandbox.drop(episode)
 
+    def uncontained(self) -> str | None:
+        """Why user code runs in no PID namespace, or None where it runs in one."""
+        return self._sandbox.uncontained()
+
     def close(self) -> None:
         self._sandbox.close()
 
