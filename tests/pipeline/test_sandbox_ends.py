@@ -16,6 +16,7 @@ from typing import Any
 
 import hostile_code
 import pytest
+from test_sandbox import marked
 
 import jigsawrl
 from jigsawrl.pipeline.sandbox import Failure, Sandbox
@@ -47,18 +48,6 @@ def require_namespaces() -> None:
 @pytest.fixture
 def mark() -> str:
     return uuid.uuid4().hex
-
-
-def marked(mark: str) -> list[int]:
-    """Processes with the mark in their command line, apart from this one and zombies."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
 
 
 def poll(done: Callable[[], object], what: str) -> None:

@@ -85,6 +85,8 @@ def test_time_in_which_the_driver_was_stopped_is_not_the_calls(monkeypatch: pyte
     sandbox = Sandbox(f"{CODE}:do", {}, processes=1, timeout=20)
     sandbox.check()
     call = sandbox.call(None, {"what": "spin"})
+    while not any(child.in_flight for child in sandbox._pool._children):
+        time.sleep(0.001)
     before, began = time.monotonic, time.monotonic()
     monkeypatch.setattr("jigsawrl.pipeline.sandbox_pool.time.monotonic", lambda: before() + 3600)
     assert call.result(PATIENCE_S) == "spin"

@@ -133,12 +133,10 @@ def announce(what: str) -> Any:
     return behave(what)
 
 
-def spawn_and_hang(file: str) -> None:
+def spawn_and_hang(mark: str) -> None:
     import subprocess
 
-    process = subprocess.Popen(["sleep", "1000"])
-    with open(file, "w") as out:
-        out.write(str(process.pid))
+    subprocess.Popen(["sh", "-c", "sleep 1000; true", mark])
     time.sleep(1000)
 
 
