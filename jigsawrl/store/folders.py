@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -19,17 +18,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.store import locks
+from jigsawrl.store import locks, private
 from jigsawrl.store.shelf import Shelf
 
 LOCK = "lock"
 SPILLING = "spilling"
 LOCK_TIMEOUT_S = 60.0
 SHARED_MEMORY = Path("/dev/shm")
+STORE_FOLDER = "JIGSAWRL_STORE_FOLDER"
+"""In the environment: the folder in which runs make their stores, where it is not to be shared memory."""
+FORMAT = 2
 _RECORD = "store.json"
 _NEW_RECORD = ".store.json"
-_FORMAT = 1
+_MOST_RECORD_BYTES = 1 << 16
 _MEETING = "meeting-"
+_MEETING_FILE = "gang"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,20 @@ class Record:
     budget_bytes: int
     pid: int
     started: str
+    boot: str = ""
+    """Since when the machine that made it was on, as its kernel says it."""
+
+
+def place_for_stores() -> Path:
+    """The folder in which this process makes its stores."""
+    chosen = os.environ.get(STORE_FOLDER, "")
+    return Path(chosen).absolute() if chosen else SHARED_MEMORY
+
+
+def this_boot() -> str:
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 def make(root: Path | None, spill: Path, budget_bytes: int, kept: Collection[str] = ()) -> Path:
@@ -54,10 +71,10 @@ def make(root: Path | None, spill: Path, budget_bytes: int, kept: Collection[str
         try:
             _check_budget(root, budget_bytes)
             started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-            record = Record(_FORMAT, str(spill), budget_bytes, os.getpid(), started)
+            record = Record(FORMAT, str(spill), budget_bytes, os.getpid(), started, this_boot())
             for name in (LOCK, SPILLING):
-                (root / name).touch(mode=0o600)
-            (root / _NEW_RECORD).write_text(json.dumps(asdict(record)))
+                private.write_file(root / name)
+            private.write_file(root / _NEW_RECORD, json.dumps(asdict(record)).encode())
             _make_spill(spill, kept)
             (root / _NEW_RECORD).rename(root / _RECORD)
         except BaseException:
@@ -73,13 +90,12 @@ def make(root: Path | None, spill: Path, budget_bytes: int, kept: Collection[str
 
 def read(root: Path) -> Record:
     """The record of a store that this process uses from now on."""
-    try:
-        record = Record(**json.loads((root / _RECORD).read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
-        raise JigsawError(f"there is no store in {root}: its run has ended, or the path is wrong") from error
-    if record.format != _FORMAT:
+    record = record_of(root)
+    if record is None:
+        raise JigsawError(f"there is no store in {root}: its run has ended, or the path is wrong")
+    if record.format != FORMAT:
         raise JigsawError(
-            f"the store in {root} has format {record.format}, this jigsawrl has {_FORMAT}\n"
+            f"the store in {root} has format {record.format}, this jigsawrl has {FORMAT}\n"
             "All processes of a run need the same version"
         )
     if not locks.use(root) or not locks.use(Path(record.spill)):
@@ -88,8 +104,11 @@ def read(root: Path) -> Record:
 
 
 def meeting(root: Path) -> Path:
-    """A new folder for processes to meet in; it goes with the store, if nobody removes it before."""
-    return Path(tempfile.mkdtemp(prefix=_MEETING, dir=root))
+    """A new folder for processes to meet in, by its file `gang`; it goes with the store, or before."""
+    folder = root / f"{_MEETING}{secrets.token_hex(6)}"
+    private.make_folder(folder)
+    private.write_file(folder / _MEETING_FILE)
+    return folder
 
 
 def remove(root: Path) -> None:
@@ -103,20 +122,23 @@ def remove(root: Path) -> None:
     locks.stop_using(root)
 
 
-def remove_abandoned(parent: Path = SHARED_MEMORY) -> list[Path]:
+def remove_abandoned(parent: Path | None = None) -> list[Path]:
     """Removes this user's stores that no living process uses, and says which."""
     return [root for root in _roots(parent) if remove_if_abandoned(root)]
 
 
-def stores(parent: Path = SHARED_MEMORY) -> Iterator[tuple[Path, Record]]:
-    """All of this user's, in use or not."""
+def stores(parent: Path | None = None) -> Iterator[tuple[Path, Record]]:
+    """All of this user's, in use or not: in a folder, or wherever they are made."""
     for root in _roots(parent):
         if (record := record_of(root)) is not None:
             yield root, record
 
 
-def _roots(parent: Path) -> list[Path]:
-    return sorted(parent.glob(f"{_prefix()}*")) if parent.is_dir() else []
+def _roots(parent: Path | None) -> list[Path]:
+    """What is called like a store of this user and belongs to another is none."""
+    parents = {SHARED_MEMORY, place_for_stores()} if parent is None else {parent}
+    found = (root for each in parents if each.is_dir() for root in each.glob(f"{_prefix()}*"))
+    return sorted(root for root in found if private.is_own_folder(root))
 
 
 def remove_if_abandoned(root: Path) -> bool:
@@ -131,7 +153,9 @@ def remove_if_abandoned(root: Path) -> bool:
 
 
 def _clear_if_unused(spill: Path, kept: Collection[str] = ()) -> bool:
-    with suppress(FileNotFoundError), locks.if_unused(spill) as unused:
+    if spill.is_symlink():
+        return True
+    with suppress(FileNotFoundError, PermissionError), locks.if_unused(spill) as unused:
         if unused:
             _empty(spill, kept)
         return unused
@@ -139,15 +163,21 @@ def _clear_if_unused(spill: Path, kept: Collection[str] = ()) -> bool:
 
 
 def _make_default_root() -> Path:
-    if not SHARED_MEMORY.is_dir():
-        raise JigsawError(
-            f"there is no {SHARED_MEMORY} here: give the store a folder (root), best one in memory"
-        )
+    parent = place_for_stores()
     while True:
-        root = SHARED_MEMORY / f"{_prefix()}{secrets.token_hex(6)}"
-        root.mkdir(mode=0o700)
-        if locks.use(root):  # else it was taken for an abandoned one in this very moment
-            return root
+        root = parent / f"{_prefix()}{secrets.token_hex(6)}"
+        try:
+            private.make_folder(root)
+            if locks.use(root):  # else it was taken for an abandoned one in this very moment
+                return root
+        except OSError as error:
+            with suppress(OSError):
+                root.rmdir()
+            raise JigsawError(
+                f"the run's store cannot be made in {parent}: {error.strerror}\n"
+                f"Set {STORE_FOLDER} in the environment to a folder that you may write to, best one in memory; "
+                "a disk is slower"
+            ) from error
 
 
 def _make_given_root(root: Path) -> Path:
@@ -157,22 +187,42 @@ def _make_given_root(root: Path) -> Path:
             f"{root} is the store of a run that goes on (process {found.pid}, started {found.started})\n"
             "Choose another folder, or end that run first"
         )
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if os.listdir(root) or not locks.use(root):
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        private.make_folder(root)
+    if not private.is_own_folder(root) or os.listdir(root) or not locks.use(root):
         raise JigsawError(
             f"{root} is neither an empty folder nor a store that is left over: choose another one"
         )
+    private.close_to_others(root)
     return root
 
 
 def _make_spill(spill: Path, kept: Collection[str]) -> None:
+    kept = kept if private.is_private_folder(spill) else ()
     free = _clear_if_unused(spill, kept)
     if free:
-        spill.mkdir(parents=True, exist_ok=True)
+        _make_or_close(spill)
     if not free or not locks.use(spill):
         raise JigsawError(f"another store spills to {spill}: each needs a folder of its own")
     if not os.access(spill, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(spill))
+
+
+def _make_or_close(spill: Path) -> None:
+    """One that is there, for foreign files are in it, is used if it is this user's."""
+    try:
+        private.make_folder(spill)
+    except FileNotFoundError:
+        spill.parent.mkdir(parents=True, exist_ok=True)
+        private.make_folder(spill)
+    except FileExistsError:
+        if not private.is_own_folder(spill):
+            raise JigsawError(
+                f"{spill} is a link, or belongs to another user: nothing that a run remembers is put there\n"
+                "Remove it, or choose another run folder"
+            ) from None
+        private.close_to_others(spill)
 
 
 def _check_budget(root: Path, budget_bytes: int) -> None:
@@ -180,12 +230,14 @@ def _check_budget(root: Path, budget_bytes: int) -> None:
     if budget_bytes > total:
         raise JigsawError(
             f"the store's budget is {budget_bytes:,} bytes, and {root.parent} has {total:,} in all\n"
-            "Lower the budget, or enlarge it (Docker: --shm-size)"
+            f"Lower the budget, or enlarge it (Docker: --shm-size), or set {STORE_FOLDER} to another folder"
         )
 
 
 def _empty(folder: Path, kept: Collection[str] = ()) -> None:
     """Deletes what is a store's, and the folder too where nothing else is in it."""
+    if folder.is_symlink():
+        return  # what it leads to is nothing of ours
     Shelf(folder).clear(kept)
     for place in folder.glob(f"{_MEETING}*"):
         shutil.rmtree(place, ignore_errors=True)
@@ -208,10 +260,16 @@ def _spill_of(root: Path) -> Path | None:
 
 
 def record_of(root: Path) -> Record | None:
+    """None where there is no store of this user."""
     try:
-        return Record(**json.loads((root / _RECORD).read_bytes()))
-    except (OSError, ValueError, TypeError):
+        with open(private.open_file(root / _RECORD), "rb") as file:
+            fields = json.loads(file.read(_MOST_RECORD_BYTES))
+        record = Record(**fields)
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
+    numbers, texts = (record.format, record.budget_bytes, record.pid), (record.started, record.boot)
+    sound = all(type(each) is int for each in numbers) and all(type(each) is str for each in texts)
+    return record if sound and type(record.spill) is str and os.path.isabs(record.spill) else None
 
 
 def _prefix() -> str:

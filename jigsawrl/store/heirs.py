@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from jigsawrl.store import folders, locks
+from jigsawrl.store import folders, locks, private
 from jigsawrl.store.names import Key, pipeline_of
 from jigsawrl.store.shelf import Shelf, chunks_of, room_for
 
@@ -26,14 +26,22 @@ class Left:
     pipelines: frozenset[str]
 
 
-def left_behind(pipelines: Mapping[str, Path], parent: Path = folders.SHARED_MEMORY) -> list[Left]:
-    """Of all dead runs that some of these were in, by name and folder. This process uses it from now on."""
+def left_behind(pipelines: Mapping[str, Path], parent: Path | None = None) -> list[Left]:
+    """Of all dead runs that some of these were in, by name and folder. This process uses it from now on.
+
+    Nothing is taken from a folder that another user has, or may have put something into. Nor is it after the machine
+    was switched off: what was in memory is lost, and what was not, for its folder is on a disk, may be torn.
+    """
     found = []
     for root, record in folders.stores(parent):
         spill = Path(record.spill)
         names = [name for name, folder in pipelines.items() if _is_same(spill.parent / name, folder)]
+        if not names or record.format != folders.FORMAT or record.boot != folders.this_boot():
+            continue
+        if not private.is_private_folder(root) or not private.is_private_folder(spill):
+            continue
         left = Left(root, spill, frozenset(names))
-        if names and _is_dead(left) and locks.use(root):
+        if _is_dead(left) and locks.use(root):
             found.append(left)
     return found
 
@@ -58,28 +66,37 @@ def take_over(store: Path, left: Sequence[Left]) -> None:
 def _take_over(store: Path, left: Left) -> None:
     own = folders.record_of(store)
     assert own is not None
-    remembered, spilled = Shelf(left.root), Shelf(left.spill)
+    remembered, spilled = Shelf(left.root), Shelf(left.spill, is_disk=True)
     memory, disk = Shelf(store), Shelf(Path(own.spill), is_disk=True)
     if not _is_same(spilled.folder, disk.folder):  # else it is in its place already
         for key in _entries(spilled, left.pipelines):
-            with folders.lock_of(store):
-                os.rename(spilled.path(key), disk.path(key))
+            _give(key, spilled, disk, store)
     for key in _entries(remembered, left.pipelines):
         with folders.lock_of(store):
             fits = _used(memory) + room_for(key.size) <= own.budget_bytes
-            if fits:
-                os.rename(remembered.path(key), memory.path(key))
-        if not fits:
-            _spill(key, remembered, disk, store)
+        _give(key, remembered, memory if fits else disk, store)
 
 
-def _spill(key: Key, source: Shelf, disk: Shelf, store: Path) -> None:
+def _give(key: Key, source: Shelf, target: Shelf, store: Path) -> None:
+    """An entry gets its name in this store; it is copied where it is on another file system."""
+    if not (source.is_disk or target.is_disk) or (source.is_disk and target.is_disk):
+        with suppress(OSError), folders.lock_of(store):
+            os.rename(source.path(key), target.path(key))
+            return
     with folders.lock_of(store):
-        copy = disk.begin(key.size)
-    with copy, open(source.path(key), "rb") as file:
-        copy.copy(chunks_of(file.fileno()))
-        with folders.lock_of(store):
-            copy.publish(key)
+        copy = target.begin(key.size)
+    with copy:
+        try:
+            descriptor = source.open(key)
+        except FileNotFoundError:
+            return  # it is no file of this user
+        try:
+            copy.copy(chunks_of(descriptor))
+        finally:
+            os.close(descriptor)
+        if copy.has_all_of(key):
+            with folders.lock_of(store):
+                copy.publish(key._replace(checksum=copy.checksum_kept))
     source.remove(key)
 
 

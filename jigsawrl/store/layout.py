@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,12 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+MOST_HEADER_BYTES = 256 << 20
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+class Unreadable(ValueError):
+    """A file is torn, or it is not what was written under its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,8 @@ class Layout:
     header: bytes
     tensors: list[torch.Tensor]
     size: int
+    checked: bool = False
+    """Whether it gets a checksum however large it is."""
 
     def chunks(self) -> Iterator[memoryview]:
         """The file's content; at most one tensor at a time is copied, and only one that is not plain CPU memory."""
@@ -60,7 +68,7 @@ class Layout:
                 yield flat.view(torch.uint8).numpy().data
 
 
-def plan(tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> Layout:
+def plan(tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any], checked: bool = False) -> Layout:
     header: dict[str, Any] = {_METADATA: {_META: json.dumps(dict(meta))}}
     ordered = sorted(tensors.items(), key=_rank)
     end = 0
@@ -78,7 +86,7 @@ def plan(tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> Layout
     text = json.dumps(header).encode()
     text += b" " * (-(_LENGTH.size + len(text)) % _ALIGNMENT)
     beginning = _LENGTH.pack(len(text)) + text
-    return Layout(beginning, [tensor for _, tensor in ordered], len(beginning) + end)
+    return Layout(beginning, [tensor for _, tensor in ordered], len(beginning) + end, checked)
 
 
 def _rank(item: tuple[str, torch.Tensor]) -> tuple[bool, int, str]:
@@ -96,20 +104,42 @@ def open_mapped(path: Path, size: int) -> torch.UntypedStorage:
 
 
 def unpack(storage: torch.UntypedStorage) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The tensors, each a view of the file's pages that keeps them mapped, and the meta."""
+    """The tensors, each a view of the file's pages that keeps them mapped, and the meta.
+
+    Whatever the bytes are, this returns or is Unreadable.
+    """
+    size = storage.nbytes()
+    if size < _LENGTH.size:
+        raise Unreadable("it is too short")
     (length,) = _LENGTH.unpack(_as_bytes(storage, 0, _LENGTH.size))
     begin = _LENGTH.size + length
-    header = json.loads(_as_bytes(storage, _LENGTH.size, begin))
-    meta = json.loads(header.pop(_METADATA)[_META])
-    tensors = {}
-    for name, described in header.items():
-        start, end = described["data_offsets"]
-        dtype, shape = _DTYPES[described["dtype"]], described["shape"]
-        if start == end:
-            tensors[name] = torch.empty(shape, dtype=dtype)
-        else:
-            tensors[name] = _view(storage, begin + start, begin + end).view(dtype).reshape(shape)
-    return tensors, meta
+    if begin > size or length > MOST_HEADER_BYTES:
+        raise Unreadable("its header is longer than the file")
+    try:
+        header = json.loads(_as_bytes(storage, _LENGTH.size, begin))
+        meta = json.loads(header.pop(_METADATA)[_META])
+        if not isinstance(meta, dict):
+            raise TypeError("the meta is no object")
+        return {name: _tensor(storage, begin, size, described) for name, described in header.items()}, meta
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
+        raise Unreadable(f"its header does not describe it: {type(error).__name__}") from error
+
+
+def _tensor(storage: torch.UntypedStorage, begin: int, size: int, described: Any) -> torch.Tensor:
+    start, end = described["data_offsets"]
+    dtype, shape = _DTYPES[described["dtype"]], described["shape"]
+    if any(type(number) is not int or number < 0 for number in (start, end, *shape)):
+        raise ValueError("a shape or a place is no whole number")
+    if prod(shape) * dtype.itemsize != end - start or begin + end > size or (begin + start) % dtype.itemsize:
+        raise ValueError("a tensor is not where it is said to be")
+    if start == end:
+        return torch.empty(shape, dtype=dtype)
+    return _view(storage, begin + start, begin + end).view(dtype).reshape(shape)
+
+
+def bytes_of(storage: torch.UntypedStorage) -> memoryview:
+    """All of a file, without a copy."""
+    return _view(storage, 0, storage.nbytes()).numpy().data
 
 
 def _view(storage: torch.UntypedStorage, start: int, end: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.store import private
 
 _FIRST_PAUSE_S = 0.00005
 _LONGEST_PAUSE_S = 0.002
@@ -59,8 +60,11 @@ def unlock(descriptor: int) -> None:
 
 
 def locked_mapping(path: Path, size: int) -> mmap.mmap:
-    """A file's first bytes, which nobody writes over while they are mapped. Changes to them are private."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """A file's first bytes, which nobody writes over while they are mapped. Changes to them are private.
+
+    A FileNotFoundError where there is no file of this user, a ValueError where it is shorter than that.
+    """
+    descriptor = private.open_file(path)
     try:
         try_lock(descriptor, fcntl.LOCK_SH)
         return mmap.mmap(

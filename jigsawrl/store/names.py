@@ -9,7 +9,7 @@ from typing import NamedTuple
 MAX_ENTRIES = 65_536  # more than that is a leak, and would make every look at the folder slow
 MAX_NAME = 180  # with the numbers behind it, a file's name stays below the 255 bytes that file systems allow
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
-_FILE = re.compile(r"([A-Za-z0-9_.+-]+)@(\d+)@(\d+)@(\d+)\.safetensors")
+_FILE = re.compile(r"([A-Za-z0-9_.+-]+)@([0-9]+)@([0-9]+)@([0-9]+)(?:@([0-9a-f]{8}))?\.safetensors")
 
 
 class Key(NamedTuple):
@@ -19,10 +19,13 @@ class Key(NamedTuple):
     version: int
     edition: int
     size: int
+    checksum: str = ""
+    """Of the file's content (`shelf.Checksum`); empty for what is in memory and too large to be read for it."""
 
     @property
     def file_name(self) -> str:
-        return f"{file_prefix(self.name)}{self.version}@{self.edition}@{self.size}.safetensors"
+        checked = f"@{self.checksum}" if self.checksum else ""
+        return f"{file_prefix(self.name)}{self.version}@{self.edition}@{self.size}{checked}.safetensors"
 
 
 def file_prefix(name: str) -> str:
@@ -35,7 +38,8 @@ def key_of(file_name: str) -> Key | None:
     match = _FILE.fullmatch(file_name)
     if match is None:
         return None
-    return Key(match[1].replace("+", "/"), int(match[2]), int(match[3]), int(match[4]))
+    key = Key(match[1].replace("+", "/"), int(match[2]), int(match[3]), int(match[4]), match[5] or "")
+    return key if key.file_name == file_name and key.version < 2**63 and key.size < 2**63 else None
 
 
 def pipeline_of(key: Key) -> str:

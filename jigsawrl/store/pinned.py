@@ -71,7 +71,7 @@ def write(descriptor: int, size: int, header: bytes, tensors: Iterable[Tensor]) 
 
 def open_pinned(path: Path) -> torch.UntypedStorage | None:
     """The pages of a file, if this process has pinned them: to read, and locked like those that are only mapped."""
-    pages = _known.get(_identity(os.stat(path))) if _known else None
+    pages = _known.get(_identity(os.lstat(path))) if _known else None
     if pages is None:
         return None
     import torch

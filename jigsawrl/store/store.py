@@ -16,7 +16,7 @@ import torch
 from jigsawrl.errors import JigsawError
 from jigsawrl.store import folders, layout, locks, names, pinned, spares
 from jigsawrl.store.names import Key
-from jigsawrl.store.shelf import Aside, Shelf, chunks_of, room_for
+from jigsawrl.store.shelf import Aside, Shelf, checksum_of, chunks_of, room_for
 
 SPILL_TIMEOUT_S = 600.0
 SPARES_PART = 0.75
@@ -101,6 +101,7 @@ class Store:
         meta: Mapping[str, Any] | None = None,
         keep: int = 1,
         again: bool = False,
+        checked: bool = False,
     ) -> None:
         """Publishes a version, all of it at once, and drops all but the `keep` highest versions of the name.
 
@@ -109,11 +110,13 @@ class Store:
 
         `again`: this process puts entries of about this size again and again, and reads them. So the pages of one
         that goes are kept for the next, if nobody reads them and there is room; a device copies its tensors itself.
+
+        `checked`: it gets a checksum however large it is. Others have one where they are small, or on the disk.
         """
         names.check(name, version)
         if keep < 1:
             raise ValueError(f"keep is {keep}: at least one version must be kept")
-        file = layout.plan(tensors, meta or {})
+        file = layout.plan(tensors, meta or {}, checked)
         size = spares.rounded(file.size) if again else file.size
         spare = spares.take(self.root, size) if again else None
         try:
@@ -128,16 +131,22 @@ class Store:
     def get(self, name: str, version: int | None = None) -> Entry | None:
         """A version, or the newest one; None where there is none. It is mapped, not copied, also from the disk.
 
-        What was spilled comes back into memory where there is room for it.
+        What was spilled comes back into memory where there is room for it. What cannot be read, for it is torn, has
+        another checksum or is no entry at all, is removed: it is as if it had never been put.
         """
-        found = self._map(name, version)
-        if found is None:
-            return None
-        place, storage = found
-        if place.shelf is self._disk and self._bring_back(place.key):
-            place, storage = self._map(name, version) or found
-        tensors, meta = layout.unpack(storage)
-        return Entry(name, place.key.version, tensors, meta)
+        while (found := self._map(name, version)) is not None:
+            place, storage = found
+            if place.shelf is self._disk and self._bring_back(place.key):
+                place, storage = self._map(name, place.key.version) or found
+            try:
+                if place.key.checksum and checksum_of(layout.bytes_of(storage)) != place.key.checksum:
+                    raise layout.Unreadable("its checksum is another one")
+                tensors, meta = layout.unpack(storage)
+            except layout.Unreadable:
+                self._discard(place)
+                continue
+            return Entry(name, place.key.version, tensors, meta)
+        return None
 
     def put_bytes(
         self, name: str, version: int, data: bytes, meta: Mapping[str, Any] | None = None, keep: int = 1
@@ -148,11 +157,12 @@ class Store:
             if data
             else torch.empty(0, dtype=torch.uint8)
         )
-        self.put(name, version, {_BYTES: tensor}, meta, keep)
+        self.put(name, version, {_BYTES: tensor}, meta, keep, checked=True)
 
     def get_bytes(self, name: str, version: int | None = None) -> bytes | None:
         entry = self.get(name, version)
-        return None if entry is None else entry.tensors[_BYTES].numpy().tobytes()
+        tensor = None if entry is None else entry.tensors.get(_BYTES)
+        return None if tensor is None or tensor.dtype != torch.uint8 else tensor.numpy().tobytes()
 
     def versions(self, name: str) -> list[int]:
         """The versions of a name, oldest first."""
@@ -187,7 +197,7 @@ class Store:
             with self._lock():
                 roomy = again and self._used(self._stock()) <= SPARES_PART * self.budget_bytes
                 stock = self._stock_of(name)
-                key = Key(name, version, time.monotonic_ns(), aside.size)
+                key = Key(name, version, time.monotonic_ns(), aside.size, aside.checksum)
                 aside.publish(key)
                 doomed = [place for place in (stock.places.get((name, version)),) if place]
                 stock.places[name, version] = _Place(key, aside.shelf)
@@ -247,33 +257,45 @@ class Store:
         return False
 
     def _move(self, key: Key, source: Shelf, copy: Aside) -> None:
-        """Copies an entry to the other shelf, then gives it its name there before it loses it here."""
+        """Copies an entry to the other shelf, then gives it its name there before it loses it here. One that is torn
+        only loses it."""
         with copy:
             try:
-                descriptor = os.open(source.path(key), os.O_RDONLY)
+                descriptor = source.open(key)
             except FileNotFoundError:
-                return  # dropped meanwhile
+                with self._lock():
+                    source.remove(key)  # if it was not dropped meanwhile, it is no file of ours
+                return
             try:
                 copy.copy(chunks_of(descriptor))
             finally:
                 os.close(descriptor)
             with self._lock():
                 if source.holds(key):
-                    copy.publish(key)
+                    if copy.has_all_of(key):
+                        copy.publish(key._replace(checksum=copy.checksum_kept))
                     source.remove(key)
+
+    def _discard(self, place: _Place) -> None:
+        with self._lock():
+            place.shelf.remove(place.key)
 
     def _map(self, name: str, version: int | None) -> tuple[_Place, torch.UntypedStorage] | None:
         with self._lock():
             stock = self._stock_of(name)
-            if version is None:
-                version = max(stock.versions(name), default=-1)
-            place = stock.places.get((name, version))
-            if place is None:
-                return None
-            place.shelf.touch(place.key)
-            path = place.shelf.path(place.key)
-            storage = pinned.open_pinned(path)
-            return place, layout.open_mapped(path, place.key.size) if storage is None else storage
+            wanted = reversed(stock.versions(name)) if version is None else [version]
+            for place in filter(None, (stock.places.get((name, each)) for each in wanted)):
+                path = place.shelf.path(place.key)
+                try:
+                    storage = pinned.open_pinned(path)
+                    if storage is None:
+                        storage = layout.open_mapped(path, place.key.size)
+                except (FileNotFoundError, ValueError):  # it is shorter than it was, or no file of ours
+                    place.shelf.remove(place.key)
+                    continue
+                place.shelf.touch(place.key)
+                return place, storage
+            return None
 
     def _stock(self) -> _Stock:
         spilled, _ = self._disk.survey()
