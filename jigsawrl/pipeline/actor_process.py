@@ -33,7 +33,11 @@ REPORT_S, REPORT_PART = 2.0, 0.02
 
 
 def send(pipe: Connection, message: Any) -> None:
-    """Tensors go by value: torch would put them into shared memory, and a kill would leave them there."""
+    """Tensors go by value: torch would put them into shared memory, and a kill would leave them there.
+
+    Pickles go through such pipes only, from a process to one that it has started, or between two that it has: nobody
+    else can write there. Nothing that has been in a file, in a store or in a socket with a name is ever unpickled.
+    """
     pipe.send_bytes(pickle.dumps(message, protocol=5))
 
 

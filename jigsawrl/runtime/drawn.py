@@ -5,18 +5,17 @@
 
 A pipeline that comes back asks for the same samples again. What ended is answered from here and what was under way
 goes on from where it was; environments see the same actions again. A sample is known by its key and its prompt, so
-where an environment answers differently this time, its episode is simply drawn anew.
+where an environment answers differently this time, its episode is simply drawn anew. So is whatever cannot be read.
 """
 
 from __future__ import annotations
 
 import hashlib
-import pickle
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from jigsawrl.engine.types import FinishReason, Generated, Request, SampleKey, SampleOutput
+from jigsawrl.engine.types import Generated, Request, SampleKey, SampleOutput
+from jigsawrl.runtime.samples import DIGEST_BYTES, Piece, packed, unpacked
 from jigsawrl.store.store import Store
 from jigsawrl.telemetry.events import now
 
@@ -25,17 +24,6 @@ SOONEST_S = 0.25
 PART = 0.02
 """Of a rollout's time so far, likewise: so there are few versions, however long it takes."""
 MOST_VERSIONS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A sample of one prompt."""
-
-    key: SampleKey
-    prompt: bytes
-    """Its digest."""
-    generated: Generated
-    finish_reason: FinishReason
 
 
 class Drawn:
@@ -53,10 +41,12 @@ class Drawn:
         self.version = max(versions, default=-1) + 1
         self.began = self.put = now()
         self.is_used = bool(self.known)
+        self.vocabulary: int | None = None
+        """How many tokens the model has, once it is known."""
 
     def _take(self, name: str, version: int | None) -> None:
-        data = self.store.get_bytes(name, version)
-        for piece in pickle.loads(data) if data is not None else ():
+        entry = self.store.get(name, version)
+        for piece in unpacked(entry.tensors, entry.meta) if entry is not None else ():
             self.known.setdefault((piece.key, piece.prompt), piece)
 
     def begin(self) -> None:
@@ -73,7 +63,7 @@ class Drawn:
         unknown: list[SampleKey] = []
         for key in request.keys:
             piece = self.known.pop((key, prompt), None)
-            if piece is None:
+            if piece is None or not self._may_be(piece.generated, request):
                 unknown.append(key)
             elif piece.finish_reason == "abort":
                 requests.append(
@@ -91,6 +81,12 @@ class Drawn:
             )
         return outputs, requests
 
+    def _may_be(self, generated: Generated, request: Request) -> bool:
+        """Whether an engine could have drawn that."""
+        tokens = generated.token_ids
+        known = self.vocabulary is None or max(tokens, default=0) < self.vocabulary
+        return known and 0 < len(tokens) <= request.params.max_tokens
+
     def note(self, request: Request, output: SampleOutput) -> None:
         """A sample has ended."""
         self.waiting.append(piece_of(request, output))
@@ -106,16 +102,19 @@ class Drawn:
         """
         running = [each for each in running if each[0].request_id == each[1].request_id]
         if self.waiting:
-            self.store.put_bytes(self.ended, self.version, pickle.dumps(self.waiting), keep=MOST_VERSIONS)
+            self._put(self.ended, self.waiting, keep=MOST_VERSIONS)
             self.version += 1
             self.waiting = []
             self.is_used = True
         if running:
             pieces = [piece_of(*each) for each in sorted(running, key=drawn_tokens)]
             furthest = {piece.key: piece for piece in pieces}  # who moved is known to two engines
-            self.store.put_bytes(self.paused, self.version, pickle.dumps(list(furthest.values())))
+            self._put(self.paused, list(furthest.values()))
             self.is_used = True
         self.put = now()
+
+    def _put(self, name: str, pieces: Sequence[Piece], keep: int = 1) -> None:
+        self.store.put(name, self.version, *packed(pieces), keep=keep, checked=True)
 
     def forget(self) -> None:
         """The step is over, and what came of it is kept elsewhere."""
@@ -136,4 +135,4 @@ def piece_of(request: Request, output: SampleOutput) -> Piece:
 
 
 def digest(tokens: Sequence[int]) -> bytes:
-    return hashlib.blake2b(array("q", tokens).tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(array("q", tokens).tobytes(), digest_size=DIGEST_BYTES).digest()

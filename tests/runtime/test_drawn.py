@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import pickle
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mixes import CALC, Command, result, start, stores_of, write_mix
 
 from jigsawrl.engine.types import Generated, Request, SampleKey, SampleOutput, SamplingParams
-from jigsawrl.runtime.drawn import Drawn
+from jigsawrl.runtime.drawn import Drawn, piece_of
+from jigsawrl.runtime.samples import packed, unpacked
 from jigsawrl.store.store import Store
 
 PARAMS = SamplingParams(max_tokens=9)
@@ -100,6 +105,105 @@ def test_nothing_stays_in_the_store_when_the_step_is_over(store: Store) -> None:
     assert store.names("a/") == []
 
 
+class Planted:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.mark),)
+
+
+def test_a_planted_pickle_is_neither_run_nor_read(store: Store, tmp_path: Path) -> None:
+    store.put_bytes("a/drawn", 0, pickle.dumps([Planted(tmp_path / "mark")]))
+    store.put_bytes("a/paused", 0, pickle.dumps(Planted(tmp_path / "mark")))
+    assert Drawn(store, "a").answered(asked([1])) == ([], [asked([1])])
+    assert not (tmp_path / "mark").exists()
+
+
+def test_samples_are_the_same_when_they_come_back(store: Store) -> None:
+    """To the last bit, whatever a model says of its tokens."""
+    request = asked([1, 2])
+    ended = SampleOutput(
+        "7", request.keys[0], Generated([5, 0, 2**40], [-0.1, -math.inf, -1e-320], [0, 3, 9]), "length"
+    )
+    before = Drawn(store, "a")
+    before.note(request, ended)
+    before.keep([])
+    assert Drawn(store, "a").answered(request)[0] == [ended]
+
+
+@pytest.mark.parametrize("kind", ["drawn", "paused"])
+def test_what_is_torn_is_sampled_again(kind: str, store: Store) -> None:
+    request = asked([1, 2])
+    before = Drawn(store, "a")
+    before.note(request, output(request, 0, [5, 6]))
+    before.keep([(request, output(request, 1, [8], ended=False))])
+    (entry,) = store.root.glob(f"a+{kind}@*")
+    os.truncate(entry, entry.stat().st_size // 2)
+    known, rest = Drawn(store, "a").answered(request)
+    assert (len(known), len(rest)) == ((0, 2) if kind == "drawn" else (1, 1))
+
+
+def samples_entry() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    request = asked([1, 2])
+    return packed([piece_of(request, output(request, sample, [5, 6])) for sample in range(2)])
+
+
+def nonsense() -> list[tuple[dict[str, torch.Tensor], dict[str, Any]]]:
+    """Entries that are whole, and not of samples; each is wrong in one thing."""
+    tensors, meta = samples_entry()
+    first, second = meta["samples"]
+    rows: list[Any] = [None, {}, "x", [None, second], [[], second], [first[:-1], second], [first]]
+    for place, wrong in [
+        *((number, each) for number in (0, 2, 3, 4, 7) for each in (-1, 1.5, True, "1", None, 2**70, [])),
+        *((1, each) for each in (1, None, [], {})),
+        *((5, each) for each in (1, "", "0" * 31, "z" * 32, None)),
+        *((6, each) for each in ("done", 3, None, [], "")),
+        (7, 3),
+    ]:
+        rows.append([[*first[:place], wrong, *first[place + 1 :]], second])
+    found: list[tuple[dict[str, torch.Tensor], dict[str, Any]]] = [
+        (tensors, {"samples": each}) for each in rows
+    ]
+    found += [
+        (tensors, {**meta, "more": 1}),
+        (tensors, {}),
+        ({**tensors, "more": torch.ones(4)}, meta),
+        ({}, meta),
+    ]
+    for name in tensors:
+        whole = tensors[name]
+        others = [whole.to(torch.int32), whole.to(torch.float16), whole[:-1], whole.reshape(2, 2), whole[0]]
+        others += [-whole - 1] if name != "logprobs" else []
+        found += [({**tensors, name: each}, meta) for each in others]
+        found.append(({each: tensor for each, tensor in tensors.items() if each != name}, meta))
+    return found
+
+
+def test_whole_entries_of_other_things_are_no_samples(store: Store) -> None:
+    assert len(unpacked(*samples_entry())) == 2
+    for tensors, meta in nonsense():
+        assert unpacked(tensors, meta) == [], meta
+        store.put("a/drawn", 0, tensors, meta)
+        Drawn(store, "a")
+
+
+def test_what_no_engine_can_have_drawn_is_sampled_again(store: Store) -> None:
+    """More tokens than may be, none at all, or one that the model does not have."""
+    request = asked([1, 2], samples=4)
+    before = Drawn(store, "a")
+    for sample, tokens in enumerate([[5] * (PARAMS.max_tokens + 1), [], [5, 64], [5, 63]]):
+        before.note(request, output(request, sample, tokens))
+    before.keep([])
+    after = Drawn(store, "a")
+    after.vocabulary = 64
+    known, (rest,) = after.answered(request)
+    assert known == [output(request, 3, [5, 63])]
+    assert rest.keys == request.keys[:3]
+
+
 SLOW: dict[str, Any] = {
     **CALC,
     "steps": 1,
@@ -117,7 +221,11 @@ def decoded(out: Path) -> int:
 
 
 def kept_something(run: Command) -> bool:
-    return any("b/drawn" in Store.attach(root).names("b/") for root in stores_of(run.out))
+    return remembers(run, "b/drawn")
+
+
+def remembers(run: Command, name: str) -> bool:
+    return any(name in Store.attach(root).names("b/") for root in stores_of(run.out))
 
 
 @pytest.fixture(scope="module")
@@ -142,4 +250,43 @@ def test_a_rollout_that_is_killed_goes_on_with_the_samples_that_it_had(
     assert code == 0, said
     assert result(run.out / "b") == result(quiet / "b")
     assert decoded(run.out) < decoded(quiet)
+    run.assert_nothing_is_left()
+
+
+TWO_STEPS: dict[str, Any] = {
+    **CALC,
+    "steps": 2,
+    "checkpoint": {"every": 1},
+    "task": {**CALC["task"], "latency": 0.2, "latency_jitter": 0.2},
+}
+
+
+def tear(run: Command) -> int:
+    """Every entry of b; how many those are."""
+    torn = 0
+    for path in [path for root in stores_of(run.out) for path in root.glob("b+*")]:
+        with suppress(FileNotFoundError):
+            content = path.read_bytes()
+            path.write_bytes(content[: len(content) // 2] + bytes(9))
+            torn += 1
+    return torn
+
+
+@pytest.mark.slow
+def test_whatever_of_it_is_torn_a_killed_pipeline_learns_the_same(tmp_path: Path) -> None:
+    """Samples are sampled again, and the last step is that of the checkpoint."""
+    quiet = start(write_mix(tmp_path / "quiet", "concurrent", b=TWO_STEPS), tmp_path / "quiet" / "out")
+    run = start(write_mix(tmp_path / "torn", "concurrent", b=TWO_STEPS), tmp_path / "torn" / "out")
+    run.wait_for(lambda: remembers(run, "b/optimizer"), "a step")
+    run.wait_for(lambda: remembers(run, "b/drawn"), "a sample of the next one")
+    (driver,) = run.named("driver:b")
+    os.kill(driver, signal.SIGSTOP)  # so that it puts nothing more
+    assert tear(run) >= 3, "samples, weights, optimizer"
+    os.kill(driver, signal.SIGKILL)
+
+    assert run.end()[0] == 0, run.said()
+    assert quiet.end()[0] == 0, quiet.said()
+    assert result(run.out / "b") == result(quiet.out / "b")
+    assert run.said().count("it goes on from its last step") == 1
+    assert "resuming after step 1" in run.said()
     run.assert_nothing_is_left()
