@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -87,6 +89,31 @@ def writable_part(out: Path) -> Path:
             f"{out}: cannot be written ({why}); choose another folder with {option('out')}"
         ) from None
     return there
+
+
+@contextmanager
+def gone_if_refused(out: Path) -> Iterator[Callable[[], None]]:
+    """What a run has put into a folder that held none, if it is refused before it calls what this gives: the same
+    folder can be named again when its settings are put right. Folders around it that were made for it go too."""
+    there = out.exists()
+    before = set(out.iterdir()) if there else set()
+    begun = out / RESOLVED in before
+    new = [each for each in (out, *out.absolute().parents) if not each.exists()]
+
+    def accepted() -> None:
+        nonlocal begun
+        begun = True
+
+    try:
+        yield accepted
+    except JigsawError:
+        if not begun and out.exists():
+            for each in set(out.iterdir()) - before:
+                shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
+            with suppress(OSError):  # somebody else has put something there
+                for folder in new:
+                    folder.rmdir()
+        raise
 
 
 def differences(before: RunConfig, now: RunConfig) -> list[str]:

@@ -207,11 +207,17 @@ class Actor(Generating):
         self.residency.note_published(place, name)
 
     @awake
-    def load_state(self, state: dict[str, dict[str, Tensor]]) -> None:
-        self.residency.forget()
-        self.trainer.load_state(state["policy"])
+    def load_state(self, state: dict[str, dict[str, Tensor]]) -> bool:
+        """False, and nothing is changed, where it is not the state of such models."""
+        trainers = {"policy": self.trainer}
         if self.critic_trainer is not None:
-            self.critic_trainer.load_state(state["critic"])
+            trainers["critic"] = self.critic_trainer
+        if not all(trainer.optimizer.takes(state.get(part, {})) for part, trainer in trainers.items()):
+            return False
+        self.residency.forget()
+        for part, trainer in trainers.items():
+            trainer.load_state(state[part])
+        return True
 
     @awake
     def sleep(self, store: Path, name: str) -> Swapped:

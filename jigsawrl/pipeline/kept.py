@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import Tensor
 
-from jigsawrl.errors import JigsawError
 from jigsawrl.store.store import Store
 from jigsawrl.trainer.checkpoint import Checkpoint
 
@@ -41,18 +40,20 @@ def publish(
 
 
 def recall(store: Store, name: str) -> Checkpoint | None:
-    """The newest step that was published, mapped and not copied; nobody publishes meanwhile."""
+    """The newest step that was published, mapped and not copied; nobody publishes meanwhile.
+
+    None where there is none, or a part of it is lost: then there are checkpoints.
+    """
     optimizer = store.get(_optimizer_of(name))
     if optimizer is None:
         return None
     weights = store.get(weights_of(name), optimizer.version)
     if weights is None:
-        raise JigsawError(
-            f"the store in {store.root} has lost the weights of step {optimizer.version} of {name}"
-        )
+        return None
     state = by_part(optimizer.tensors)
+    policy = state.setdefault("policy", {})
     for key, tensor in weights.tensors.items():
-        state["policy"].setdefault(_WEIGHT + key, tensor)
+        policy.setdefault(_WEIGHT + key, tensor)
     return Checkpoint(optimizer.version, state, dict(optimizer.meta), Path(optimizer.name))
 
 

@@ -11,9 +11,7 @@ for each step:
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from jigsawrl import durable
+from jigsawrl.config.runfolder import gone_if_refused
 from jigsawrl.config.started import RESOLVED, as_started
 from jigsawrl.errors import JigsawError
 from jigsawrl.model.spec import read_spec
@@ -108,7 +107,8 @@ def run(
         base = prepare_base(config, out, progress.message)
         workers = stack.enter_context(closing(around.workers(config, base, device)))
         store = CheckpointStore(out / "checkpoints", config.checkpoint.keep, fingerprint(config, base))
-        checkpoint = newest(around.recall(), store.load_latest(progress.message)) if resume else None
+        on_disk = store.load_latest(progress.message) if resume else None
+        checkpoint = newest(around.recall(), on_disk) if resume else None
         tokenizer = load_tokenizer(base, config.model.trust_remote_code)
         rollouts = stack.enter_context(
             closing(rollout_of(config, tokenizer, workers.engine, workers.first("longest_sequence")))
@@ -116,9 +116,8 @@ def run(
         rollouts.check()
         prompts = usable_prompts(config, rollouts, progress)
         pipeline = Pipeline(config, workers, rollouts, prompts, around)
+        checkpoint = pipeline.load(checkpoint, on_disk)
         if checkpoint is not None:
-            workers.all("load_state", checkpoint.tensors)
-            pipeline.restore(checkpoint.step, checkpoint.state)
             progress.message(f"resuming after step {checkpoint.step}")
         elif resume and (out / METRICS_FILE).exists():
             progress.message("nothing is left of what it had learned: it begins again")
@@ -167,29 +166,6 @@ def run(
     return Result(out, out / "model", pipeline.done, journal.last)
 
 
-@contextmanager
-def gone_if_refused(out: Path) -> Iterator[Callable[[], None]]:
-    """What a run has put into a folder that held none, if it is refused before it calls what this gives: the same
-    folder can be named again when its settings are put right."""
-    there = out.exists()
-    before = set(out.iterdir()) if there else set()
-    begun = out / RESOLVED in before
-
-    def accepted() -> None:
-        nonlocal begun
-        begun = True
-
-    try:
-        yield accepted
-    except JigsawError:
-        if not begun and out.exists():
-            for each in set(out.iterdir()) - before:
-                shutil.rmtree(each) if each.is_dir() else each.unlink()
-            if not there:
-                out.rmdir()
-        raise
-
-
 class Pipeline:
     """The loop's body and the little state it has: steps done, and the cursor of the prompts."""
 
@@ -215,6 +191,17 @@ class Pipeline:
 
     def state(self) -> dict[str, int]:
         return {"cursor": self.source.cursor}
+
+    def load(self, newest: Checkpoint | None, on_disk: Checkpoint | None) -> Checkpoint | None:
+        """Goes on from the newest, or from the one on the disk where what was remembered is none of this model."""
+        for each in filter(None, (newest, on_disk)):
+            cursor = each.state.get("cursor")
+            if type(cursor) is int and cursor >= 0 and self.workers.all("load_state", each.tensors):
+                self.restore(each.step, each.state)
+                return each
+        if on_disk is not None:
+            raise JigsawError(f"{on_disk.path}: is no checkpoint of this model; start anew in another folder")
+        return None
 
     def restore(self, step: int, state: dict[str, int]) -> None:
         self.done = step

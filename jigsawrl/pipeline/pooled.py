@@ -50,7 +50,8 @@ class RolloutActor(Generating):
         if not self.stale and self.engine.version == version:
             return 0
         entry = Store.attach(store).get(crossed_of(name), version)
-        if entry is None:
+        shapes = {} if entry is None else {key: tensor.shape for key, tensor in entry.tensors.items()}
+        if entry is None or any(shapes.get(key) != each.shape for key, each in self.trained.items()):
             raise JigsawError(f"{name}: version {version} of its weights is not in the store in {store}")
         copy_into((parameter.detach(), entry.tensors[key]) for key, parameter in self.trained.items())
         self.engine.update_weights(None, weight_version=version)

@@ -86,7 +86,7 @@ class Residency:
     def come_back(self, store: Store, name: str) -> int:
         """Everything as it was, in place; bytes that were copied."""
         frozen, state = store.get(kept.frozen_of(name)), self._state_in(store, name)
-        if frozen is None or state is None:
+        if frozen is None or state is None or not self._is_its_own(frozen.tensors, state):
             raise JigsawError(f"{name} cannot wake up: its state is not in the store in {store.root}")
         pairs: list[tuple[Tensor, Tensor]] = []
         for part, optimizer in self.optimizers.items():
@@ -107,6 +107,14 @@ class Residency:
         for optimizer in self.optimizers.values():
             optimizer.weights_from_masters()
         return sum(tensor.nbytes for tensor, _ in pairs)
+
+    def _is_its_own(self, frozen: dict[str, Tensor], state: kept.State) -> bool:
+        """Whether these are the tensors that it has put there."""
+        for key, tensor in self._frozen().items():
+            found = frozen.get(key)
+            if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
+                return False
+        return all(each.takes(state.get(part, {})) for part, each in self.optimizers.items())
 
     def _state_in(self, store: Store, name: str) -> kept.State | None:
         if not self.optimizers:

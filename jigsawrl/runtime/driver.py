@@ -20,6 +20,7 @@ import numpy as np
 from jigsawrl.config.tasks import EpisodeTask
 from jigsawrl.engine.types import Request, SampleKey, SampleOutput
 from jigsawrl.errors import JigsawError
+from jigsawrl.model.spec import read_spec
 from jigsawrl.pipeline import kept
 from jigsawrl.pipeline.actor_process import ActorDied, ProcessHandle, told
 from jigsawrl.pipeline.engines import Engines
@@ -111,11 +112,17 @@ def driver_main(
         around.forget()
     except ActorDied as error:
         ends = Ends("died", str(error))
+    except StateLost as error:
+        ends = Ends("failed", str(error))
     except JigsawError as error:
         ends = Ends("failed", str(error), refused=True)
     except Exception as error:
         ends = Ends("failed", told(error))
     line.send(ends)
+
+
+class StateLost(Exception):
+    """What the store had of a pipeline that sleeps cannot be read; it goes on from what is left."""
 
 
 class Line:
@@ -384,6 +391,7 @@ class Beside:
         while not isinstance(self.line.receive(), Load):
             pass  # whoever wants it to stop is heard before the first phase
         self.gang.all("ready")
+        self.drawn.vocabulary = read_spec(base).vocab_size
         return self.gang
 
     def events(self, out: Path) -> EventSink:
@@ -452,7 +460,8 @@ class Beside:
 
     def _wake(self, phase: Phase, step: int) -> None:
         for each in self.asleep & {phase, None}:
-            self._swap("wake_up", each, step)
+            with as_state_lost():
+                self._swap("wake_up", each, step)
             self.asleep.discard(each)
 
     def _swap(self, verb: Literal["sleep", "wake_up"], phase: Phase | None, step: int) -> None:
@@ -481,8 +490,8 @@ class Beside:
 
         def saved() -> Tensors:
             found = self.recall()
-            assert found is not None
-            return found.tensors
+            is_there = found is not None and found.step == step
+            return found.tensors if found is not None and is_there else workers.first("save_state")
 
         return saved
 
@@ -493,6 +502,17 @@ class Beside:
         """All is on the disk: the room in the store is others'."""
         for each in self.store.names(f"{self.name}/"):
             self.store.drop(each)
+
+
+@contextmanager
+def as_state_lost() -> Iterator[None]:
+    """An actor that refuses to wake up has not found its state."""
+    try:
+        yield
+    except ActorDied:
+        raise
+    except JigsawError as error:
+        raise StateLost(str(error)) from error
 
 
 def told_lengths(lengths: list[int]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jigsawrl.pipeline.actor_process import ProcessHandle
 from jigsawrl.pipeline.surroundings import Phase
 from jigsawrl.pipeline.workers import Workers
-from jigsawrl.runtime.driver import Beside, Line, ToldEvents
+from jigsawrl.runtime.driver import Beside, Line, ToldEvents, as_state_lost
 from jigsawrl.store.store import Store
 from jigsawrl.telemetry.events import Substage, now
 
@@ -149,7 +149,8 @@ class InPools(Beside):
     def _wake(self, phase: Phase, step: int) -> None:
         super()._wake(phase, step)
         if phase == "rollout":
-            self._log_swap("take_weights", phase, step, self._taken)
+            with as_state_lost():
+                self._log_swap("take_weights", phase, step, self._taken)
 
     def _taken(self) -> int:
         team = Workers(self.team("rollout"), self.engines)

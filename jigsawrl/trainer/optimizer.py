@@ -170,6 +170,24 @@ class Optimizer:
         """Everything needed to go on."""
         return {**self.tensors(), "counts": torch.tensor(self.counts())}
 
+    def takes(self, tensors: dict[str, Tensor]) -> bool:
+        """Whether `load_state` can load this: of every parameter a master, and either all moments or none."""
+        counts = tensors.get("counts")
+        if counts is None or counts.shape != (2,) or counts.dtype != torch.int64 or int(counts.min()) < 0:
+            return False
+        for name, master in self.masters.items():
+            count = torch.zeros(())
+            wanted = {f"weight.{name}": master}
+            if f"step.{name}" in tensors:
+                wanted |= {
+                    f"{key}.{name}": each for key, each in zip(MOMENTS, (count, master, master), strict=True)
+                }
+            for key, like in wanted.items():
+                found = tensors.get(key)
+                if found is None or found.shape != like.shape or found.dtype != like.dtype:
+                    return False
+        return True
+
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         for name, master in self.masters.items():

@@ -305,3 +305,52 @@ def test_sleepers_in_processes_free_their_memory_stay_together_and_lose_nothing_
 def private_bytes(pid: int | None) -> int:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) * 1024
+
+
+def tear(store: Store, name: str) -> None:
+    for path in store.root.glob(f"{name.replace('/', '+')}@*"):
+        path.write_bytes(path.read_bytes()[:-100] + bytes(100))
+
+
+@pytest.mark.parametrize("part", ["weights", "optimizer"])
+def test_a_step_of_which_a_part_is_torn_is_none(stores, base, part):
+    store, actor = stores(), make_actor(base)
+    update(actor)
+    actor.publish(store.root, "a", 1, {"cursor": 8})
+    tear(store, f"a/{part}")
+    assert kept.recall(store, "a") is None
+
+
+@pytest.mark.parametrize("what", ["asleep", "frozen"])
+def test_an_actor_whose_state_is_torn_refuses_to_wake_up(stores, base, what):
+    store, actor = stores(), make_actor(base, algorithm={"kl_coef": 0.1})
+    update(actor)
+    actor.sleep(store.root, "a")
+    tear(store, f"a/{what}")
+    with pytest.raises(JigsawError, match="a cannot wake up: its state is not in the store"):
+        actor.wake_up(store.root, "a")
+
+
+def test_the_state_of_another_model_is_not_loaded_and_changes_nothing(stores, base):
+    actor = make_actor(base, algorithm={"advantage": "gae"})
+    update(actor)
+    update(actor, "critic_")
+    good = copied(actor)
+    assert actor.load_state(good) is True
+    update(actor)
+    before = copied(actor)
+    name = next(key for key in good["policy"] if key.startswith("exp_avg."))
+    wrong: list[kept.State] = [{}, {"policy": good["policy"]}]
+    for key, tensor in (
+        (name, torch.ones(3)),
+        (name, good["policy"][name].double()),
+        (f"weight.{name.removeprefix('exp_avg.')}", torch.ones(3)),
+        ("counts", torch.ones(2)),
+        ("counts", torch.tensor([1, 2, 3])),
+        ("counts", torch.tensor([-1, 0])),
+    ):
+        wrong.append({**good, "policy": {**good["policy"], key: tensor}})
+        wrong.append({**good, "policy": {k: v for k, v in good["policy"].items() if k != key}})
+    for state in wrong:
+        assert actor.load_state(state) is False
+        assert_equal(copied(actor), before)

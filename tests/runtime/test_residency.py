@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mixes import CALC, STEPS, SUMS, Results, events, result, run_here, write_mix
+from mixes import CALC, STEPS, SUMS, Results, events, result, run_here, start, stores_of, write_mix
 
 from jigsawrl.config.pipelines import load_mix
 from jigsawrl.errors import JigsawError
@@ -82,6 +82,25 @@ def test_one_sleeps_while_the_other_runs_and_both_learn_the_same(
     assert all(swap["t1"] > swap["t0"] for swap in swaps)
     assert any(swap["bytes"] > 0 for swap in swaps if swap["verb"] == "wake_up")
     assert all(each.same for each in replayed(out))
+
+
+@pytest.mark.slow
+def test_who_cannot_wake_up_for_its_state_is_torn_goes_on_from_what_is_left(
+    alone: Results, tmp_path: Path
+) -> None:
+    run = start(write_tight_mix(tmp_path, "concurrent", 0.5), tmp_path / "out")
+
+    def tear() -> int:
+        torn = [path for root in stores_of(run.out) for path in root.glob("?+frozen@*")]
+        for path in torn:
+            path.write_bytes(b"torn")
+        return len(torn)
+
+    run.wait_for(tear, "a state in the store")
+    assert run.end()[0] == 0, run.said()
+    assert {name: result(run.out / name) for name in ("a", "b")} == alone
+    assert "cannot wake up: its state is not in the store" in run.said()
+    run.assert_nothing_is_left()
 
 
 def test_what_never_fits_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
