@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -94,11 +94,10 @@ def writable_part(out: Path) -> Path:
 @contextmanager
 def gone_if_refused(out: Path) -> Iterator[Callable[[], None]]:
     """What a run has put into a folder that held none, if it is refused before it calls what this gives: the same
-    folder can be named again when its settings are put right. Folders around it that were made for it go too."""
+    folder can be named again when its settings are put right."""
     there = out.exists()
     before = set(out.iterdir()) if there else set()
     begun = out / RESOLVED in before
-    new = [each for each in (out, *out.absolute().parents) if not each.exists()]
 
     def accepted() -> None:
         nonlocal begun
@@ -110,9 +109,8 @@ def gone_if_refused(out: Path) -> Iterator[Callable[[], None]]:
         if not begun and out.exists():
             for each in set(out.iterdir()) - before:
                 shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
-            with suppress(OSError):  # somebody else has put something there
-                for folder in new:
-                    folder.rmdir()
+            if not there:
+                out.rmdir()
         raise
 
 

@@ -18,7 +18,7 @@ from jigsawrl.config import files, text
 from jigsawrl.config.messages import joined
 from jigsawrl.config.pipelines import Mix, PipelinesConfig, checked_mix, is_profile_file, run_of
 from jigsawrl.config.runfile import described
-from jigsawrl.config.runfolder import check_mix_folder
+from jigsawrl.config.runfolder import check_mix_folder, gone_if_refused
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.config.shapes import model_shape
 from jigsawrl.config.started import RESOLVED, as_started, kept_in
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 PROFILE = "profile.json"
 SUBMITTED = "submitted.json"
-SHARED_MEMORY = Path("/dev/shm")
 MOST_DESCRIBED = 8
 """Pipelines that the line at the start describes."""
 STORE_PART = 0.25
@@ -124,6 +123,7 @@ def _run(
         for name, config in configs.items()
     }
     refuse([member.outlook for member in members.values()], worker, mix.config)
+    accepted = stack.enter_context(gone_if_refused(out))
     if bases is not None:
         take_bases(list(members.values()), bases)
     durable.replace(out / RESOLVED, text.dump(asked.config.model_dump(mode="json")).encode())
@@ -142,6 +142,7 @@ def _run(
     store = folders.make(None, spill, budget, heirs.spilled_to(spill, left))
     folders.read(store)  # as long as this process lives, the store is in use
     heirs.take_over(store, left)
+    accepted()
     log = EventLog(out / EVENTS_FILE)
     log.emit(
         "resume" if resume else "start",
@@ -221,7 +222,8 @@ def goes_on(member: Member) -> bool:
 
 def store_budget(memory: float) -> int:
     """Bytes of states in memory; the rest goes to the disk. Containers often have little shared memory."""
-    room = shutil.disk_usage(SHARED_MEMORY).free / 2 if SHARED_MEMORY.is_dir() else memory
+    place = folders.place_for_stores()
+    room = shutil.disk_usage(place).free / 2 if place.is_dir() else memory
     return int(min(STORE_PART * memory, room))
 
 
