@@ -46,6 +46,8 @@ class Record:
     started: str
     boot: str = ""
     """Since when the machine that made it was on, as its kernel says it."""
+    spill_owner: int = -1
+    """The number under which this user is shown there."""
 
 
 def place_for_stores() -> Path:
@@ -71,11 +73,12 @@ def make(root: Path | None, spill: Path, budget_bytes: int, kept: Collection[str
         try:
             _check_budget(root, budget_bytes)
             started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-            record = Record(FORMAT, str(spill), budget_bytes, os.getpid(), started, this_boot())
             for name in (LOCK, SPILLING):
                 private.write_file(root / name)
-            private.write_file(root / _NEW_RECORD, json.dumps(asdict(record)).encode())
             _make_spill(spill, kept)
+            about = FORMAT, str(spill), budget_bytes, os.getpid(), started, this_boot()
+            record = Record(*about, private.owner_in(spill))
+            private.write_file(root / _NEW_RECORD, json.dumps(asdict(record)).encode())
             (root / _NEW_RECORD).rename(root / _RECORD)
         except BaseException:
             _empty(root)
@@ -168,6 +171,8 @@ def _make_default_root() -> Path:
         root = parent / f"{_prefix()}{secrets.token_hex(6)}"
         try:
             private.make_folder(root)
+            if not private.is_own_folder(root):
+                raise OSError(errno.EACCES, "what this user makes there is shown as another's")
             if locks.use(root):  # else it was taken for an abandoned one in this very moment
                 return root
         except OSError as error:
@@ -267,7 +272,8 @@ def record_of(root: Path) -> Record | None:
         record = Record(**fields)
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    numbers, texts = (record.format, record.budget_bytes, record.pid), (record.started, record.boot)
+    numbers = record.format, record.budget_bytes, record.pid, record.spill_owner
+    texts = record.started, record.boot
     sound = all(type(each) is int for each in numbers) and all(type(each) is str for each in texts)
     return record if sound and type(record.spill) is str and os.path.isabs(record.spill) else None
 

@@ -67,7 +67,7 @@ def _take_over(store: Path, left: Left) -> None:
     own = folders.record_of(store)
     assert own is not None
     remembered, spilled = Shelf(left.root), Shelf(left.spill, is_disk=True)
-    memory, disk = Shelf(store), Shelf(Path(own.spill), is_disk=True)
+    memory, disk = Shelf(store), Shelf(Path(own.spill), True, own.spill_owner)
     if not _is_same(spilled.folder, disk.folder):  # else it is in its place already
         for key in _entries(spilled, left.pipelines):
             _give(key, spilled, disk, store)

@@ -95,12 +95,12 @@ def _rank(item: tuple[str, torch.Tensor]) -> tuple[bool, int, str]:
     return size % _ALIGNMENT != 0, -tensor.element_size(), name
 
 
-def open_mapped(path: Path, size: int) -> torch.UntypedStorage:
+def open_mapped(path: Path, size: int, owner: int | None = None) -> torch.UntypedStorage:
     """The file's pages themselves, shared by all who map it. Who writes to them gets a private copy of that page.
 
     While they are mapped the file is locked, so that nobody writes something else into it.
     """
-    return torch.frombuffer(locked_mapping(path, size), dtype=torch.uint8).untyped_storage()
+    return torch.frombuffer(locked_mapping(path, size, owner), dtype=torch.uint8).untyped_storage()
 
 
 def unpack(storage: torch.UntypedStorage) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -59,12 +59,12 @@ def unlock(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def locked_mapping(path: Path, size: int) -> mmap.mmap:
+def locked_mapping(path: Path, size: int, owner: int | None = None) -> mmap.mmap:
     """A file's first bytes, which nobody writes over while they are mapped. Changes to them are private.
 
     A FileNotFoundError where there is no file of this user, a ValueError where it is shorter than that.
     """
-    descriptor = private.open_file(path)
+    descriptor = private.open_file(path, owner=owner)
     try:
         try_lock(descriptor, fcntl.LOCK_SH)
         return mmap.mmap(

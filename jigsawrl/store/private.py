@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,6 +48,17 @@ def new_file(path: Path) -> int:
     return descriptor
 
 
+def owner_in(folder: Path) -> int:
+    """The number under which the file system shows this user: some network drives show one for all."""
+    probe = folder / f".writing-{os.getpid()}-{time.monotonic_ns()}@0"  # so that it is cleared away as one
+    descriptor = new_file(probe)
+    try:
+        return os.fstat(descriptor).st_uid
+    finally:
+        os.close(descriptor)
+        probe.unlink(missing_ok=True)
+
+
 def write_file(path: Path, data: bytes = b"") -> None:
     """Writes a new file."""
     descriptor = new_file(path)
@@ -54,11 +66,10 @@ def write_file(path: Path, data: bytes = b"") -> None:
         file.write(data)
 
 
-def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of an ordinary file of this user; a FileNotFoundError for whatever else is there.
-
-    Where the file system shows another owner for all that this user makes, it is the owner of the folder that counts.
-    """
+def open_file(path: Path, flags: int = os.O_RDONLY, owner: int | None = None) -> int:
+    """A descriptor of an ordinary file of this user, in a folder of this user; a FileNotFoundError for whatever else
+    is there. `owner`: the number under which the file system shows this user, if it is not the usual one."""
+    owner = os.geteuid() if owner is None else owner
     try:
         descriptor = os.open(path, flags | _FILE)
     except OSError as error:
@@ -66,7 +77,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
             raise
         raise FileNotFoundError(errno.ENOENT, "no file of this user", str(path)) from error
     found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and found.st_uid in (os.geteuid(), os.lstat(path.parent).st_uid):
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.lstat(path.parent).st_uid == owner:
         return descriptor
     os.close(descriptor)
     raise FileNotFoundError(errno.ENOENT, "no file of this user", str(path))

@@ -156,6 +156,8 @@ class Shelf:
 
     folder: Path
     is_disk: bool = False
+    owner: int | None = None
+    """The number under which its file system shows this user; None: the usual one."""
 
     def entries(self, name: str) -> list[Key]:
         """The entries of one name, which is far quicker than a survey where there are many."""
@@ -200,7 +202,7 @@ class Shelf:
 
     def open(self, key: Key, flags: int = os.O_RDONLY) -> int:
         """A descriptor of an entry's file; a FileNotFoundError where there is none that this user has made."""
-        return private.open_file(self.path(key), flags)
+        return private.open_file(self.path(key), flags, self.owner)
 
     def holds(self, key: Key) -> bool:
         return os.path.lexists(self.path(key))
@@ -229,7 +231,7 @@ class Shelf:
     def _reserved(self, name: str) -> int:
         path, size = self.folder / name, _ASIDE_SIZE.fullmatch(name)
         try:
-            descriptor = private.open_file(path)
+            descriptor = private.open_file(path, owner=self.owner)
         except FileNotFoundError:
             return 0  # its writer gave up, or it is none of ours
         try:

@@ -69,7 +69,7 @@ class Store:
         self.root = root
         self.budget_bytes = record.budget_bytes
         self._memory = Shelf(root)
-        self._disk = Shelf(Path(record.spill), is_disk=True)
+        self._disk = Shelf(Path(record.spill), True, record.spill_owner)
 
     @classmethod
     def create(cls, spill: Path, budget_bytes: int, root: Path | None = None) -> Store:
@@ -289,7 +289,7 @@ class Store:
                 try:
                     storage = pinned.open_pinned(path)
                     if storage is None:
-                        storage = layout.open_mapped(path, place.key.size)
+                        storage = layout.open_mapped(path, place.key.size, place.shelf.owner)
                 except (FileNotFoundError, ValueError):  # it is shorter than it was, or no file of ours
                     place.shelf.remove(place.key)
                     continue

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from store_processes import answer, create_and_wait, running
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.store import folders, heirs
+from jigsawrl.store import folders, heirs, locks, private
 from jigsawrl.store.store import Store
 
 ANOTHER = 12_345
@@ -124,6 +125,49 @@ def test_a_file_of_another_user_in_a_store_is_no_entry(shm: Path, tmp_path: Path
     for file in root(shm, 1).glob("left@*"):
         os.chown(file, ANOTHER, ANOTHER)
     assert inherited(shm, tmp_path, pipelines) == ["large"]
+
+
+@needs_root
+def test_a_folder_that_another_user_has_put_into_its_place_holds_no_entries(
+    shm: Path, tmp_path: Path
+) -> None:
+    """Whoever may write to the run's folder may give the spill folder another name, and make one himself."""
+    store = Store.create(tmp_path / "run" / "store", 1 << 20, root(shm, 1))
+    store.put_bytes("large", 0, bytes(2 << 20))
+    spill = tmp_path / "run" / "store"
+    shutil.copytree(spill, tmp_path / "theirs")
+    for path in (tmp_path / "theirs", *(tmp_path / "theirs").iterdir()):
+        os.chown(path, ANOTHER, ANOTHER)
+    assert store.get_bytes("large") is not None
+    spill.rename(tmp_path / "run" / "ours")
+    (tmp_path / "theirs").rename(spill)
+    assert store.get_bytes("large") is None
+    store.destroy()
+
+
+@needs_root
+def test_on_a_drive_that_shows_one_owner_for_all_files_a_run_can_spill(
+    shm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As network drives do with root."""
+    made, run = private.new_file, tmp_path / "run"
+
+    def squashed(path: Path) -> int:
+        descriptor = made(path)
+        if path.is_relative_to(run):
+            os.fchown(descriptor, ANOTHER, ANOTHER)
+            os.chown(path.parent, ANOTHER, ANOTHER)
+        return descriptor
+
+    monkeypatch.setattr(private, "new_file", squashed)
+    for number in (1, 2):  # the first one is as if killed
+        store = Store.create(run / "store", 1 << 20, root(shm, number))
+        assert store.names() == []
+        store.put_bytes("large", 0, bytes(2 << 20))
+        assert store.get_bytes("large") == bytes(2 << 20)
+        for folder in (store.root, run / "store"):
+            locks.stop_using(folder)
+    store.destroy()
 
 
 @needs_root
