@@ -14,8 +14,8 @@ What always holds
 - A file under an entry's name is whole and never changes. It gets its name, and loses it, under `lock`.
 - `lock` is held for a look at the names, never for a copy, so nobody waits long for it. `spilling` is held by the one
   process that makes room, for as long as the disk takes.
-- What cannot be read is as if it were not there: a file that is torn, has another checksum, or is another user's. Nothing
-  in an entry is code. Folders and files are closed to others (`private`), whatever the umask.
+- What cannot be read is as if it were not there: a file that is torn, has another checksum, or is another user's.
+  Nothing in an entry is code. Folders and files are closed to others (`private`), whatever the umask.
 - The bytes in memory, those in the making included, stay within the budget.
 - Whatever a process holds is a kernel lock: its death lets go of it, and the next writer clears its litter away.
 - A store that nobody uses is removed by the next run. Before that, a run that goes on with a pipeline takes over what
