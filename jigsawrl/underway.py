@@ -192,6 +192,6 @@ def _is_ours(holder: Holder | None) -> bool:
 
 
 def _is_used(store: Path) -> bool:
-    with suppress(FileNotFoundError), locks.if_unused(store) as unused:
+    with suppress(FileNotFoundError, PermissionError, NotADirectoryError), locks.if_unused(store) as unused:
         return not unused
-    return False
+    return False  # another user's is none of this run's

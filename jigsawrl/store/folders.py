@@ -7,6 +7,7 @@ abandoned: pids come again and differ between containers, locks do neither.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import secrets
@@ -215,19 +216,25 @@ def _make_spill(spill: Path, kept: Collection[str]) -> None:
 
 
 def _make_or_close(spill: Path) -> None:
-    """One that is there, for foreign files are in it, is used if it is this user's."""
-    try:
-        private.make_folder(spill)
-    except FileNotFoundError:
-        spill.parent.mkdir(parents=True, exist_ok=True)
-        private.make_folder(spill)
-    except FileExistsError:
-        if not private.is_own_folder(spill):
+    """One that is there, for foreign files are in it, is used if it is this user's; else it gets another name."""
+    if private.is_own_folder(spill):
+        private.close_to_others(spill)
+        return
+    if os.path.lexists(spill):
+        try:
+            spill.rename(_free_name(spill))
+        except OSError:
             raise JigsawError(
                 f"{spill} is a link, or belongs to another user: nothing that a run remembers is put there\n"
                 "Remove it, or choose another run folder"
             ) from None
-        private.close_to_others(spill)
+    spill.parent.mkdir(parents=True, exist_ok=True)
+    private.make_folder(spill)
+
+
+def _free_name(path: Path) -> Path:
+    names = (path.with_name(f"{path.name}.not-ours-{number}") for number in itertools.count(1))
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def _check_budget(root: Path, budget_bytes: int) -> None:

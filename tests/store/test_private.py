@@ -176,10 +176,12 @@ def test_nothing_is_spilled_to_a_folder_of_another_user(shm: Path, tmp_path: Pat
     spill.mkdir(parents=True)
     (spill / "theirs").touch()
     os.chown(spill, ANOTHER, ANOTHER)
-    with pytest.raises(JigsawError, match="belongs to another user"):
-        folders.make(root(shm, 1), spill, 1 << 20)
-    assert (spill / "theirs").exists()
-    assert list(shm.iterdir()) == []
+    made = folders.make(root(shm, 1), spill, 1 << 20)
+    assert modes(spill) == {True: {0o700}, False: set()}
+    aside = tmp_path / "run" / "store.not-ours-1"
+    assert [path.name for path in aside.iterdir()] == ["theirs"]
+    assert aside.stat().st_uid == ANOTHER
+    folders.remove(made)
 
 
 def test_nothing_is_spilled_or_removed_through_a_link(shm: Path, tmp_path: Path) -> None:
@@ -188,10 +190,25 @@ def test_nothing_is_spilled_or_removed_through_a_link(shm: Path, tmp_path: Path)
     elsewhere.put_bytes("precious", 0, b"x")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "store").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(JigsawError, match="is a link"):
-        folders.make(root(shm, 2), tmp_path / "run" / "store", 1 << 20)
+    made = folders.make(root(shm, 2), tmp_path / "run" / "store", 0)
+    Store.attach(made).put_bytes("mine", 0, b"x")
+    folders.remove(made)
+    assert elsewhere.names() == ["precious"]
     assert elsewhere.get_bytes("precious") == b"x"
     elsewhere.destroy()
+
+
+def test_a_link_that_cannot_be_moved_away_is_refused(
+    shm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("not yours")
+
+    (tmp_path / "store").symlink_to(tmp_path)
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(JigsawError, match=r"is a link.*\nRemove it, or choose another run folder"):
+        folders.make(root(shm, 1), tmp_path / "store", 1 << 20)
+    assert list(shm.iterdir()) == []
 
 
 def test_a_record_that_makes_no_sense_is_none(shm: Path, tmp_path: Path) -> None:
