@@ -65,10 +65,11 @@ def _batch(config: RunConfig) -> Iterator[str]:
             f"algorithm.minibatches: {cuts} does not divide the {batch} trajectories of a step "
             f"(prompts_per_step {prompts} x samples {samples}); set it to {fits}, for example"
         )
-    if config.workers > prompts:
+    if config.gang > prompts:
+        key = "workers" if config.ranks is None else "ranks"
         yield (
-            f"workers: {config.workers} is more than rollout.prompts_per_step {prompts}; "
-            f"set workers to at most {prompts}, or more prompts"
+            f"{key}: {config.gang} is more than rollout.prompts_per_step {prompts}; "
+            f"set {key} to at most {prompts}, or more prompts"
         )
     size = getattr(config.task, "size", None)
     if size is not None and prompts > size:

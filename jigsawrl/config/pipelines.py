@@ -54,11 +54,14 @@ class PipelineConfig(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Homes:
-    """Workers that each phase of a pipeline keeps to, and the Gbit/s between the two."""
+    """Actors of each phase of a pipeline, numbered as their workers, and the Gbit/s between the two."""
 
     rollout: tuple[int, ...]
     training: tuple[int, ...]
     link: float | None
+    more: tuple[int, ...] = ()
+    """Where there are more ranks than workers to train on: the worker of each actor that has none to itself. Those
+    actors have the numbers after the last worker's."""
 
 
 class PoolsConfig(Settings):
@@ -71,11 +74,11 @@ class PoolsConfig(Settings):
     link: Positive | None = None
     """Gbit/s between the two; new weights cross it once a step. null: as fast as memory."""
 
-    def homes(self, entry: PipelineConfig) -> Homes:
+    def homes(self, entry: PipelineConfig, ranks: int) -> Homes:
         rollout = entry.rollout_workers or tuple(range(self.rollout))
-        return Homes(
-            tuple(sorted(rollout)), tuple(range(self.rollout, self.rollout + self.training)), self.link
-        )
+        training = tuple(range(self.rollout, self.rollout + ranks))
+        more = tuple(self.rollout + rank % self.training for rank in range(self.training, ranks))
+        return Homes(tuple(sorted(rollout)), training, self.link, more)
 
 
 class PipelinesConfig(Settings):
@@ -89,6 +92,9 @@ class PipelinesConfig(Settings):
     """Who runs where, and when."""
     workers: Annotated[int, Field(strict=True, ge=1, le=4096)] = 4
     """Accelerators."""
+    ranks: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
+    """Data-parallel ranks of each pipeline, on which results depend; null: as many as workers that it trains on when
+    the run begins, and so for good."""
     pools: PoolsConfig | None = None
     """Workers for rollouts and workers for training, apart; null: all of them run both."""
     hardware: Text | None = None
@@ -99,6 +105,12 @@ class PipelinesConfig(Settings):
     """Measured workloads and costs: a built-in profile, or a file of `jigsaw fit` (NAME.json)."""
     pipelines: Annotated[dict[Name, PipelineConfig], Field(min_length=1, max_length=256)]
     """By name."""
+
+    @property
+    def gang(self) -> int:
+        """Ranks that sum their gradients, of a pipeline whose run file does not say; on fewer workers they take
+        turns."""
+        return self.ranks or (self.pools.training if self.pools else self.workers)
 
     @model_validator(mode="after")
     def _pools_are_all_workers(self) -> PipelinesConfig:

@@ -13,19 +13,27 @@ from jigsawrl.config.messages import shown
 from jigsawrl.config.pipelines import PipelinesConfig, checked_mix
 from jigsawrl.config.runfile import read_run_file, validated
 from jigsawrl.config.settings import RunConfig
-from jigsawrl.config.started import RESOLVED, continued, dated
+from jigsawrl.config.started import RESOLVED, continued, dated, ranked
 from jigsawrl.errors import JigsawError
 from jigsawrl.surface import option
 
-FREE = ("steps", "checkpoint", "telemetry")
+FREE = ("steps", "workers", "checkpoint", "telemetry")
 """Settings that may change when a run goes on; any other would make it a different run."""
+
+FREE_IN_MIX: Any = {
+    "policy": True,
+    "workers": True,
+    "pools": True,
+    "pipelines": {"__all__": {"steps", "rollout_workers"}},
+}
+"""Likewise, of several pipelines."""
 
 
 def check_run_folder(config: RunConfig, out: Path, resume: bool) -> bool:
     """Whether `out` holds this run already. A JigsawError where it holds anything else, or cannot be written."""
 
     def changed(data: dict[str, Any]) -> list[str]:
-        before = validated(data)
+        before = ranked(validated(data))
         if (
             before.rollout.date is None and config.rollout.date is not None
         ):  # a folder from before dates were kept
@@ -39,11 +47,24 @@ def check_mix_folder(config: PipelinesConfig, out: Path, resume: bool) -> bool:
     """As `check_run_folder`, for several pipelines; each has a folder of its own inside."""
 
     def changed(data: dict[str, Any]) -> list[str]:
-        free: Any = {"policy": True, "pipelines": {"__all__": {"steps"}}}
-        old, new = (each.model_dump(mode="json", exclude=free) for each in (checked_mix(data), config))
+        before = checked_mix(data)
+        ends = before.model_copy(update={"ranks": before.gang}), mix_as_started(config, before)
+        old, new = (each.model_dump(mode="json", exclude=FREE_IN_MIX) for each in ends)
         return list(_differences(old, new))
 
     return _check(out, resume, changed)
+
+
+def mix_in(out: Path) -> PipelinesConfig | None:
+    """The pipelines that a folder holds; None where it holds none."""
+    resolved = out / RESOLVED
+    return checked_mix(read_run_file(resolved)) if resolved.exists() else None
+
+
+def mix_as_started(config: PipelinesConfig, before: PipelinesConfig | None) -> PipelinesConfig:
+    """With the number of ranks that they had `before`, if they go on and the run file does not name one."""
+    ranks = config.ranks or (before or config).gang
+    return config.model_copy(update={"ranks": ranks})
 
 
 def _check(out: Path, resume: bool, changed: Callable[[dict[str, Any]], list[str]]) -> bool:

@@ -275,11 +275,13 @@ class RunConfig(Settings):
     steps: Count = 100
     """Steps to train."""
     deterministic: Flag = False
-    """Batch-invariant kernels, one CPU thread: the same tokens and losses with the same number of workers."""
+    """Batch-invariant kernels, one CPU thread: the same tokens and losses with the same number of ranks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto: on a GPU where there is one."""
     workers: Count = 1
-    """Data-parallel worker processes."""
+    """Cores or GPUs to use, with a data-parallel process on each."""
+    ranks: Count | None = None
+    """Data-parallel ranks, on which results depend; null: as many as workers when the run begins, and so for good."""
     threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
     """CPU threads per worker; null: cores / workers, fewer on a busy machine; with deterministic: true always one."""
     model: ModelConfig = ModelConfig()
@@ -312,6 +314,11 @@ class RunConfig(Settings):
         if found := problems(self):
             raise refuse("\n".join(found))
         return self
+
+    @property
+    def gang(self) -> int:
+        """Ranks that sum their gradients; on fewer workers they take turns."""
+        return self.ranks or self.workers
 
     @property
     def thread_limit(self) -> int | None:

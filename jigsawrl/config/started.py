@@ -10,6 +10,8 @@ from typing import Any
 
 from jigsawrl.config.runfile import read_run_file, validated
 from jigsawrl.config.settings import RunConfig
+from jigsawrl.errors import JigsawError
+from jigsawrl.surface import option
 from jigsawrl.telemetry import jsonl
 
 RESOLVED = "config.yaml"
@@ -17,16 +19,27 @@ RESOLVED = "config.yaml"
 
 
 def as_started(
-    config: RunConfig, folder: Path, events: Path, resume: bool, say: Callable[[str], None]
+    config: RunConfig,
+    folder: Path,
+    events: Path,
+    resume: bool,
+    say: Callable[[str], None],
+    ranks: int | None = None,
 ) -> RunConfig:
     """A run with nothing left open: as its folder has it where the run goes on, else as of today.
 
-    A folder from before dates were kept has that of its first event.
+    `ranks`: those of a run whose file and folder do not name them; None: as many as its workers. A folder from before
+    dates were kept has that of its first event.
     """
     before = kept_in(folder) if resume else None
     if before is None:
-        return dated(config, datetime.date.today())
-    config = continued(config, before)
+        return dated(ranked(config, ranks), datetime.date.today())
+    if before.ranks is not None and config.ranks not in (None, before.ranks):
+        raise JigsawError(
+            f"{folder}: holds a run with other settings: ranks was {before.ranks}, is {config.ranks}; "
+            f"resume it with the ranks it had, or choose another folder with {option('out')}"
+        )
+    config = continued(config, before if before.ranks or ranks is None else ranked(before, ranks))
     if config.rollout.date is not None:
         return config
     first = first_day(events)
@@ -49,7 +62,13 @@ def continued(config: RunConfig, before: RunConfig) -> RunConfig:
         changes["max_tokens"] = before.rollout.max_tokens
     if rollout.date is None:
         changes["date"] = before.rollout.date
-    return config.model_copy(update={"rollout": rollout.model_copy(update=changes)})
+    changed = config.model_copy(update={"rollout": rollout.model_copy(update=changes)})
+    return ranked(changed, before.gang)
+
+
+def ranked(config: RunConfig, ranks: int | None = None) -> RunConfig:
+    """With this number of ranks, or as many as workers, unless the run file has one."""
+    return config.model_copy(update={"ranks": config.ranks or ranks or config.workers})
 
 
 def dated(config: RunConfig, day: datetime.date) -> RunConfig:

@@ -39,6 +39,8 @@ def too_much(outlook: Outlook, phase: str, needed: float, where: str, hardware: 
         kept = phase == "training" and not outlook.shape.recomputed and hardware.name != CPU
         again = "set model.gradient_checkpointing, " if kept else ""
         help_ = f"{again}lower {fewer}, or train adapters (model.lora)"
+        if outlook.shape.ranks_on_each > 1:
+            help_ = f"use more workers, as {outlook.shape.ranks_on_each} ranks share one"
     return JigsawError(
         f"{outlook.shape.name}: {phase} needs {gigabytes(needed)} on each of {where}, and a "
         f"{hardware.name} has {gigabytes(hardware.device_bytes)}; {help_}"

@@ -74,13 +74,15 @@ def memory(
     micro_batch_tokens: int | None = 8192,
     longest: int = 0,
     recomputed: bool = True,
+    ranks_on_each: int = 1,
 ) -> Memory:
     """Of engines that span `tp` workers with `sequences` of up to `tokens` each, and training over `workers`.
 
     `cache_tokens` are all that an engine keeps of them, where that is told. `trained` parameters are adapters', or
-    else all of the model's. `whole`: each worker has all of the training state and the cache, all the time.
-    `by_kernels`: it trains by those for GPUs, and activations are recomputed or kept. A pass of it has the tokens of
-    a micro-batch, as many as `tokens_at_once` says if that is None, and of one sequence at least.
+    else all of the model's. `whole`: each worker has all of the training state and the cache, all the time; the state
+    once for each of the ranks on it. `by_kernels`: it trains by those for GPUs, and activations are recomputed or
+    kept. A pass of it has the tokens of a micro-batch, as many as `tokens_at_once` says if that is None, and of one
+    sequence at least.
     """
     cached = sequences * tokens if cache_tokens is None else min(sequences * tokens, cache_tokens)
     cache = min(cached * model.kv_bytes_per_token / tp, KV_SHARE * device_bytes)
@@ -97,5 +99,6 @@ def memory(
         return Memory(model.weight_bytes / tp + cache, state + activations, awake=state, host=state)
     if by_kernels:
         activations += LOGITS + parameters * model.bytes_per_parameter  # gradients, before they are added up
+    state, activations = state * ranks_on_each, activations * ranks_on_each
     awake = state + cache
     return Memory(rollout=awake, training=awake + activations, awake=awake, host=state)

@@ -178,6 +178,7 @@ class Outlook:
             micro_batch_tokens=shape.micro_batch_tokens,
             longest=shape.longest,
             recomputed=shape.recomputed,
+            ranks_on_each=shape.ranks_on_each,
         )
 
     def memory_moved(self, sequences: float, tp: int) -> float:

@@ -76,6 +76,8 @@ class PipelineShape:
     whole: bool = False
     """Whether every worker keeps all of the training state while the pipeline is awake, as our own actors do; else it
     is divided among them, and in host memory during a rollout."""
+    ranks_on_each: int = 1
+    """Times that a worker has that state: ranks that take turns there have one each."""
 
     @property
     def sequences(self) -> int:

@@ -150,12 +150,14 @@ def actor_main(
     between: Callable[[], None] = lambda: None,
     says_what_runs: bool = False,
     make: Callable[[RunConfig, Path, str, int], Generating] = Actor,
+    alone: bool = True,
 ) -> None:
     """The process: builds its actor when told so, then does as it is told until the pipe closes.
 
     `settle` is called before each thing it does, and `between` inside of those that take long: whoever shares its
     device may want it elsewhere. The first says whether its engine is to leave room to them. With `says_what_runs` it
-    tells from time to time what it has of samples that are under way. `make` makes the actor.
+    tells from time to time what it has of samples that are under way. `make` makes the actor. `alone`: whether each
+    rank has a device to itself.
     """
     from jigsawrl.pipeline.workers import set_up_torch
 
@@ -171,7 +173,7 @@ def actor_main(
         nonlocal actor
         if method == "ready":
             if world > 1:
-                join_the_others(device, rank, world, meeting)
+                join_the_others(device, rank, world, meeting, alone)
             actor = make(config, base, device, rank)
             actor.between = between
             return None
@@ -184,9 +186,10 @@ def actor_main(
         dist.destroy_process_group()
 
 
-def join_the_others(device: str, rank: int, world: int, meeting: str) -> None:
+def join_the_others(device: str, rank: int, world: int, meeting: str, alone: bool = True) -> None:
+    """`alone`: NCCL refuses ranks that share a device."""
     dist.init_process_group(
-        "nccl" if device.startswith("cuda") else "gloo",
+        "nccl" if device.startswith("cuda") and alone else "gloo",
         init_method=meeting,
         rank=rank,
         world_size=world,

@@ -94,6 +94,8 @@ def run(
         accepted = stack.enter_context(gone_if_refused(out)) if alone else lambda: None
         around = around or Alone()
         config = as_started(config, out, out / EVENTS_FILE, resume, progress.message)
+        if alone and config.gang != config.workers:
+            config = on_its_workers(config, progress)
         out.mkdir(parents=True, exist_ok=True)
         durable.replace(out / RESOLVED, config.to_yaml().encode())
         device = choose_device(config)
@@ -164,6 +166,14 @@ def run(
         finally:
             journal.close(ended)
     return Result(out, out / "model", pipeline.done, journal.last)
+
+
+def on_its_workers(config: RunConfig, progress: Shown) -> RunConfig:
+    """With as many workers as it has a use for, which is told where its ranks are not as many."""
+    ranks, workers = config.gang, config.workers
+    use = "ranks on one worker take turns" if ranks > workers else f"{workers - ranks} of them are not used"
+    progress.message(f"ranks: {ranks}, on {workers} {'worker' if workers == 1 else 'workers'}: {use}")
+    return config.model_copy(update={"workers": min(workers, ranks)})
 
 
 class Pipeline:

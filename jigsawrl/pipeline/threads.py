@@ -107,5 +107,5 @@ def load_aware_threads(config: RunConfig, device: str) -> LoadAwareThreads | Non
 
 
 def most_threads(config: RunConfig) -> int:
-    """Threads of each of a run's workers where they have this process's cores to themselves."""
-    return config.thread_limit or max(1, len(os.sched_getaffinity(0)) // config.workers)
+    """Threads of each of a run's ranks where they have this process's cores to themselves."""
+    return config.thread_limit or max(1, len(os.sched_getaffinity(0)) // max(config.workers, config.gang))

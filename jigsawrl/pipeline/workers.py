@@ -1,11 +1,11 @@
 """The actors of one pipeline, in this process or in processes of their own, as if they were one.
 
-    loop --> Workers --> Actor                       workers: 1, plain calls
+    loop --> Workers --> Actor                       ranks: 1, plain calls
                     +--> process 0: Actor ---+
-                    +--> process 1: Actor ---+       workers: n; gradients summed by gloo or NCCL
+                    +--> process 1: Actor ---+       ranks: n; gradients summed by gloo or NCCL
 
-Sequences are dealt to workers by tokens; every value comes back in the order of the batch, so the loop does not see
-how many there are.
+Where there are fewer workers than ranks, ranks share them, and as many as workers have an engine. Sequences are dealt
+to ranks by tokens; every value comes back in the order of the batch, so the loop does not see how many there are.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from jigsawrl.model.cpu import make_bfloat16_safe
 from jigsawrl.pipeline.actor import Actor
 from jigsawrl.pipeline.actor_process import ProcessHandle, actor_main
 from jigsawrl.pipeline.engines import Engines
+from jigsawrl.pipeline.pooled import TrainingActor
 from jigsawrl.pipeline.threads import load_aware_threads, most_threads
 from jigsawrl.processes import fork_server, needed_for
 from jigsawrl.trainer.batch import Batch, balanced_shares, flat_indices
@@ -110,7 +111,7 @@ class Workers:
 
 
 def start_workers(config: RunConfig, base: Path, device: str) -> Workers:
-    if config.workers == 1:
+    if config.gang == 1:
         actor = Actor(config, base, device)
         if (threads := load_aware_threads(config, device)) is not None:
             actor.between = actor.after_pass = threads.adapt
@@ -121,8 +122,8 @@ def start_workers(config: RunConfig, base: Path, device: str) -> Workers:
         )
     folder = Path(tempfile.mkdtemp(prefix="jigsawrl-"))
     meeting = f"file://{folder}/store"
-    handles = [start_actor(config, base, device, rank, meeting) for rank in range(config.workers)]
-    workers = Workers(handles, Engines(handles), folder)
+    handles = [start_actor(config, base, device, rank, meeting) for rank in range(config.gang)]
+    workers = Workers(handles, Engines(handles[: config.workers]), folder)
     try:
         workers.all("ready")
     except BaseException:
@@ -134,8 +135,8 @@ def start_workers(config: RunConfig, base: Path, device: str) -> Workers:
 def start_actor(config: RunConfig, base: Path, device: str, rank: int, meeting: str) -> ProcessHandle:
     context = fork_server([*PRELOADED, *needed_for([config.model.path])])
     ours, theirs = context.Pipe()
-    place = f"cuda:{rank}" if device == "cuda" else device
-    arguments = (theirs, config, base, place, rank, config.workers, meeting)
+    place = f"cuda:{rank % config.workers}" if device == "cuda" else device
+    arguments = (theirs, config, base, place, rank, config.gang, meeting)
     process = context.Process(target=actor_in, args=(dict(os.environ), *arguments), daemon=True)
     process.start()
     theirs.close()
@@ -143,14 +144,22 @@ def start_actor(config: RunConfig, base: Path, device: str, rank: int, meeting: 
 
 
 def actor_in(
-    environment: Mapping[str, str], pipe: Connection, config: RunConfig, base: Path, device: str, *place: Any
+    environment: Mapping[str, str],
+    pipe: Connection,
+    config: RunConfig,
+    base: Path,
+    device: str,
+    rank: int,
+    world: int,
+    meeting: str,
 ) -> None:
     """Where it is forked from, the environment is that of the first run in this process."""
     os.environ.clear()
     os.environ.update(environment)
     threads = load_aware_threads(config, device)
-    ways = () if threads is None else (threads, threads.adapt)
-    actor_main(pipe, config, base, device, *place, *ways)
+    ways: dict[str, Any] = {} if threads is None else {"settle": threads, "between": threads.adapt}
+    make, alone = Actor if rank < config.workers else TrainingActor, config.gang <= config.workers
+    actor_main(pipe, config, base, device, rank, world, meeting, **ways, make=make, alone=alone)
 
 
 def set_up_torch(config: RunConfig, device: str) -> None:

@@ -56,9 +56,13 @@ class RollMux:
         taken = {worker for worker, lanes in enumerate(state.lanes.on_worker) if lanes}
         for phase, pool in zip(PHASES, (training, rollout), strict=True):
             waiting = [p for p in state.ready() if p.phase == phase]
-            if not waiting or not taken.isdisjoint(pool):
+            if not waiting:
                 continue
-            start = start_on(state, waiting[0], pool)
+            home = waiting[0].home  # some workers only, where it has fewer ranks
+            where = [worker for worker in pool if worker in home] or home
+            if not taken.isdisjoint(where):
+                continue
+            start = start_on(state, waiting[0], where)
             if start is not None:
                 actions.append(start)
                 taken |= {worker for place in start.places for worker in place}

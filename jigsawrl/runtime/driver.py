@@ -242,8 +242,10 @@ class ToldEvents(EventSink):
         if substage == "tool" and worker == self.around.team("rollout")[0].rank:
             self.around.waited += t1 - t0
         where = self.around.where
+        if worker >= len(where):  # a worker without a rank
+            return
         if "workers" in fields:
-            fields["workers"] = sorted({where[each] for each in fields["workers"]})
+            fields["workers"] = sorted({where[each] for each in fields["workers"] if each < len(where)})
         times = {"t": round(now(), 6), "t0": round(t0, 6), "t1": round(t1, 6)}
         which = {"substage": substage, "pipeline": pipeline, "step": step, "worker": where[worker]}
         self.kept.append(encode({"event": "substage"} | which | times | fields))

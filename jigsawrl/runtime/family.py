@@ -1,4 +1,4 @@
-"""The processes of one pipeline: a driver and an actor on each worker. They live and die together.
+"""The processes of one pipeline: a driver and an actor for each rank. They live and die together.
 
 Where workers are in pools, those actors roll out or train, as their worker does.
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from jigsawrl.config import RunConfig
     from jigsawrl.config.pipelines import Homes
+    from jigsawrl.runtime.layout import Layout
     from jigsawrl.runtime.shares import Shares, Units
     from jigsawrl.runtime.sharing import SharedActors
 
@@ -43,6 +44,7 @@ class Family:
         resume: bool,
         store: Path,
         shares: Shares,
+        layout: Layout,
         shared: SharedActors | None = None,
         homes: Homes | None = None,
     ) -> None:
@@ -54,35 +56,34 @@ class Family:
         self.name = config.name
         self.shares = shares
         self.shared = shared
-        workers = len(shares.workers)
         self.meeting = folders.meeting(store)
         self.line, theirs = context.Pipe()
         pipes: list[Connection] = []
         self.actors: dict[int, BaseProcess] = {}
-        """By worker."""
+        """By number."""
         self.held: dict[int, tuple[Units, bool]] = {}
         """What each actor has of its worker, and whether it leaves room to others there."""
         base = base_folder(config, out)
         if shared is not None:
             pipes = shared.join(config)
-        needed = range(workers) if homes is None else {*homes.rollout, *homes.training}
-        for rank in range(0 if shared is not None else workers):
+        needed = range(len(layout.lives)) if homes is None else {*homes.rollout, *homes.training}
+        for number, worker in enumerate(layout.lives if shared is None else ()):
             driver_end, actor_end = context.Pipe()
             pipes.append(driver_end)
-            if rank not in needed:
+            if number not in needed:
                 actor_end.close()
                 continue
-            place = (shares.device(rank), rank, workers, f"file://{self.meeting}/gang")
-            arguments = (actor_end, config, base, *place, shares.environment, self.note(rank))
+            place = (shares.device(worker), number, layout, f"file://{self.meeting}/gang")
+            arguments = (actor_end, config, base, *place, shares.environment, self.note(number))
             actor = context.Process(
                 target=start_actor if homes is None else partial(start_pool_actor, homes),
                 args=arguments,
-                name=f"{self.name}/actor/{rank}",
+                name=f"{self.name}/actor/{number}",
                 daemon=True,
             )
             actor.start()
             actor_end.close()
-            self.actors[rank] = actor
+            self.actors[number] = actor
         self.driver = context.Process(
             target=start_driver if homes is None else partial(start_driver_of_pools, homes),
             args=(theirs, pipes, config, out, resume, store),

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from jigsawrl import durable
 from jigsawrl.config import files, text
 from jigsawrl.config.messages import joined
-from jigsawrl.config.pipelines import Mix, PipelinesConfig, checked_mix, is_profile_file, run_of
+from jigsawrl.config.pipelines import Homes, Mix, PipelinesConfig, checked_mix, is_profile_file, run_of
 from jigsawrl.config.runfile import described
-from jigsawrl.config.runfolder import check_mix_folder, gone_if_refused
+from jigsawrl.config.runfolder import check_mix_folder, gone_if_refused, mix_as_started, mix_in
 from jigsawrl.config.settings import RunConfig
-from jigsawrl.config.shapes import model_shape
+from jigsawrl.config.shapes import model_shape, shared_base
 from jigsawrl.config.started import RESOLVED, as_started, kept_in
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.fits import refuse_what_cannot_fit
@@ -35,6 +35,7 @@ from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.starts import refuse_what_cannot_fit_apart
 from jigsawrl.runtime.control import Control
 from jigsawrl.runtime.family import prepare_for
+from jigsawrl.runtime.layout import Layout, layout_in_pools, layout_of
 from jigsawrl.runtime.learning import first_outlook
 from jigsawrl.runtime.member import Member
 from jigsawrl.runtime.mind import Mind
@@ -108,18 +109,22 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
 def _run(
     asked: Mix, mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path | None, stack: ExitStack
 ) -> Outcome:
+    before = mix_in(out) if resume else None
+    asked, mix = (Mix(mix_as_started(each.config, before), each.runs) for each in (asked, mix))
     shares = stack.enter_context(shares_here(mix.config.workers, wanted_device(mix)))
     device, count = kind_of(shares), len(shares.workers)
     worker = shares.hardware().limited(mix.config.memory)
 
     def started(name: str, config: RunConfig) -> RunConfig:
-        return as_started(config, out / name, out / EVENTS_FILE, resume, progress.message)
+        ranks = mix.config.gang
+        return as_started(config, out / name, out / EVENTS_FILE, resume, progress.message, ranks)
 
     configs = {name: started(name, own_config(mix, name, device)) for name in mix.config.pipelines}
+    layouts = Layouts(mix.config)
     known = known_before(mix.config.profile)
     workloads = known.workloads if known else {}
     members = {
-        name: member_of(mix, name, config, out, worker, workloads.get(name))
+        name: member_of(mix, name, config, out, worker, workloads.get(name), layouts)
         for name, config in configs.items()
     }
     refuse([member.outlook for member in members.values()], worker, mix.config)
@@ -133,6 +138,9 @@ def _run(
     progress.message(f"{len(members)} pipelines on {count} workers under {policy.name}; {shares.describe()}")
     if bases in (None, out):  # otherwise the run that made them has said it
         for line in remarks(configs.values()):
+            progress.message(line)
+    for line in dict.fromkeys(turns_of(member) for member in members.values()):
+        if line:
             progress.message(line)
     progress.opening(f"into {out}: {described_together(list(configs.values()))}")
     left = left_of(members.values()) if resume else []
@@ -151,12 +159,14 @@ def _run(
         pipelines=list(members),
         hardware=asdict(worker),
         units=len(shares.workers[0]),
+        rollout_workers=mix.config.pools.rollout if mix.config.pools else None,
+        layouts={name: member.layout.written() for name, member in members.items()},
         python=platform.python_version(),
     )
     control = Control(out)
 
     def admit(request: dict[str, Any]) -> Member:
-        member = submitted(mix, request, out, worker, device, started)
+        member = submitted(mix, request, out, worker, device, started, layouts)
         if resume:
             heirs.take_over(store, left_of([member]))
         remember_submitted(out, request)
@@ -254,7 +264,7 @@ def own_config(mix: Mix, name: str, device: Device) -> RunConfig:
     changed = {
         "name": name,
         "workers": mix.config.workers,
-        "threads": 1 if run.deterministic else max(1, cores // mix.config.workers),
+        "threads": 1 if run.deterministic else max(1, cores // max(mix.config.workers, mix.config.gang)),
         "steps": entry.steps or run.steps,
         "device": device,
     }
@@ -320,6 +330,7 @@ def submitted(
     worker: Hardware,
     device: Device,
     started: Callable[[str, RunConfig], RunConfig],
+    layouts: Layouts,
 ) -> Member:
     """A pipeline that comes while others run; a JigsawError if it cannot be run."""
     name = request["name"]
@@ -334,7 +345,7 @@ def submitted(
         )
     own = started(name, own_config(more, name, device))
     check(own)
-    member = member_of(more, name, own, out, worker, None)
+    member = member_of(more, name, own, out, worker, None, layouts)
     refuse([member.outlook], worker, config)
     return member
 
@@ -346,8 +357,8 @@ def refuse(outlooks: Sequence[Outlook], worker: Hardware, config: PipelinesConfi
         refuse_what_cannot_fit(outlooks, worker, config.workers)
         return
     for outlook in outlooks:
-        homes = pools.homes(config.pipelines[outlook.shape.name])
-        refuse_what_cannot_fit_apart(outlook, worker, len(homes.rollout), len(homes.training))
+        homes = pools.homes(config.pipelines[outlook.shape.name], ranks=1)
+        refuse_what_cannot_fit_apart(outlook, worker, len(homes.rollout), pools.training)
 
 
 def known_before(profile: str) -> Profile | None:
@@ -356,12 +367,48 @@ def known_before(profile: str) -> Profile | None:
 
 
 def member_of(
-    mix: Mix, name: str, config: RunConfig, out: Path, worker: Hardware, known: Workload | None
+    mix: Mix,
+    name: str,
+    config: RunConfig,
+    out: Path,
+    worker: Hardware,
+    known: Workload | None,
+    layouts: Layouts | None = None,
 ) -> Member:
     entry, config = mix.config.pipelines[name], with_tokens_at_once(config, worker)
-    outlook = first_outlook(name, config, entry, worker, mix.config.workers, known)
     pools = mix.config.pools
-    return Member(name, config, out / name, outlook, entry.arrival, pools.homes(entry) if pools else None)
+    homes = pools.homes(entry, config.ranks or pools.training) if pools else None
+    layout = (layouts or Layouts(mix.config)).layout(config, homes)
+    outlook = first_outlook(name, config, entry, worker, mix.config.workers, known, layout.ranks_on_each)
+    return Member(name, config, out / name, outlook, entry.arrival, layout, homes)
+
+
+class Layouts:
+    """Deals pipelines that have fewer ranks than there are workers out to all of the workers."""
+
+    def __init__(self, config: PipelinesConfig) -> None:
+        self.workers = config.workers
+        self.firsts: dict[str, int] = {}
+        """The worker of the first rank, by pipeline; by model of those that share their actors."""
+        self.next = 0
+
+    def layout(self, config: RunConfig, homes: Homes | None) -> Layout:
+        if homes is not None:
+            return layout_in_pools(homes, self.workers)
+        key = shared_base(config) or config.name
+        if key not in self.firsts:
+            self.firsts[key] = self.next
+            self.next = (self.next + config.gang) % self.workers if config.gang < self.workers else self.next
+        first = self.firsts[key] if config.gang < self.workers else 0
+        return layout_of(config.gang, self.workers, first)
+
+
+def turns_of(member: Member) -> str:
+    """A line for people where ranks share a worker, or where workers are without one; else nothing."""
+    ranks, workers = len(member.layout.gang), len(member.layout.training)
+    if member.layout.ranks_on_each == 1:
+        return ""
+    return f"pipelines begun with {ranks} ranks train on {workers} workers: ranks on one worker take turns"
 
 
 def with_tokens_at_once(config: RunConfig, worker: Hardware) -> RunConfig:

@@ -255,9 +255,10 @@ def first_outlook(
     worker: Hardware,
     workers: int,
     known: Workload | None,
+    ranks_on_each: int = 1,
 ) -> Outlook:
     """Before anything was seen of it in this run; `known` is what an earlier one learned."""
-    shape = replace(pipeline_shape(name, run, entry), whole=True)
+    shape = replace(pipeline_shape(name, run, entry), whole=True, ranks_on_each=ranks_on_each)
     if known is not None:
         waits = max(1, round(known.turns) - 1)
         shape = replace(shape, turns=max(1, round(known.turns)), tool_seconds=known.tool_seconds / waits)

@@ -10,6 +10,7 @@ from jigsawrl.config.settings import RunConfig
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.state import Phase
 from jigsawrl.runtime.family import Family
+from jigsawrl.runtime.layout import Layout
 from jigsawrl.runtime.messages import Counted, Ends
 from jigsawrl.telemetry.events import Substage
 
@@ -25,6 +26,8 @@ class Member:
     outlook: Outlook
     """Before anything was seen of it in this run."""
     arrival: float
+    layout: Layout
+    """Where its actors live."""
     homes: Homes | None = None
     """Where its phases are in pools."""
     family: Family | None = None

@@ -12,6 +12,7 @@ from jigsawrl.telemetry.events import Substage
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
+    from jigsawrl.runtime.layout import Layout
 
 
 class Message:
@@ -177,7 +178,7 @@ class Place:
     base: Path
     device: str
     rank: int
-    world: int
+    layout: Layout
     meeting: str
 
 

@@ -18,7 +18,6 @@ from jigsawrl.policies.state import (
     Migrate,
     Pause,
     Phase,
-    Place,
     Policy,
     Resize,
     Resume,
@@ -27,6 +26,7 @@ from jigsawrl.policies.state import (
     Woken,
 )
 from jigsawrl.runtime.company import Company, after
+from jigsawrl.runtime.layout import Layout
 from jigsawrl.runtime.learning import BETWEEN_S, Followed, Learned, Seen
 from jigsawrl.runtime.messages import At, Began, Loads, Over
 from jigsawrl.runtime.rooms import Rooms
@@ -83,8 +83,8 @@ class Thought:
     """What is known of a pipeline besides its place in the world."""
 
     learned: Learned
-    rollout_home: Place | None = None
-    """Workers that its rollouts keep to; None: all that roll out."""
+    layout: Layout
+    """Where its actors live."""
     held: bool = False
     could: tuple[Phase, int] | None = None
     """Phase and step that it could start, or has started."""
@@ -125,13 +125,14 @@ class Mind:
         self.world = World(self.table, self.workers, self.device_bytes, self.units, first)
         self.rooms = Rooms(self.world, first)
 
-    def join(self, name: str, outlook: Outlook, rollout_home: Place | None = None) -> None:
-        """It may begin from now on."""
+    def join(self, name: str, outlook: Outlook, layout: Layout | None = None) -> None:
+        """It may begin from now on; without a layout it may use all workers, with a rank on each."""
+        layout = layout or self.world.layout
         if self.rollout_workers is not None:  # each has engines of its own there
             shape = replace(outlook.shape, base="")
             outlook = Outlook(shape, outlook.costs, outlook.hardware, outlook.forecast)
-        self.thoughts[name] = Thought(Learned(outlook), rollout_home)
-        self.rooms.join(name, outlook, rollout_home or self.world.rollout_home)
+        self.thoughts[name] = Thought(Learned(outlook), layout)
+        self.rooms.join(name, outlook, layout.rollout)
 
     def hear(self, name: str, news: News) -> None:
         match news:
@@ -218,7 +219,7 @@ class Mind:
         if done < steps:
             again = name in self.world.pipelines
             thought = self.thoughts[name]
-            arrived = self.world.arrive(name, thought.learned.outlook, steps, again, thought.rollout_home)
+            arrived = self.world.arrive(name, thought.learned.outlook, steps, again, thought.layout)
             self.events.append(arrived)
             self._could_start(name, "rollout", done + 1)
 

@@ -63,11 +63,13 @@ def go_for(member: Member, world: World, shares: Shares, prompt: bool) -> Go:
     """What the driver is told of the phase that may run now; whether it must be prompt in what it tells."""
     assert member.family is not None
     lanes = [world.lanes.lanes[key] for key in world.pipelines[member.name].lanes]
-    engines = sorted({worker for lane in lanes for worker in lane.workers})
+    engines = sorted({actor for lane in lanes for actor in world.seats(lane)})
     seats = {actor: worker for lane in lanes for actor, worker in world.seats(lane).items()}
     held = {actor: units for actor, (units, _) in member.family.held.items()}
-    threads = [shares.threads(held.get(actor, units)) for actor, units in enumerate(shares.workers)]
-    where = [seats.get(actor, 0 if world.training_home is None else actor) for actor in world.workers]
+    lives = world.layouts[member.name].lives
+    threads = [shares.threads(held.get(actor, shares.workers[home])) for actor, home in enumerate(lives)]
+    others = None if world.apart else min(seats.values())
+    where = [seats.get(actor, home if others is None else others) for actor, home in enumerate(lives)]
     return Go(tuple(engines), tuple(where), tuple(threads), prompt, training_after(member, world, shares))
 
 
@@ -79,9 +81,9 @@ def training_after(member: Member, world: World, shares: Shares) -> Go | None:
         return None
     assert member.family is not None
     (place,) = onward[1].places
-    seats = world.gang_seats(place)
-    units = [shares.workers[seats[actor]] for actor in world.workers]
-    for actor in world.workers:
-        member.family.hold(actor, units[actor])
-    threads = tuple(shares.threads(each) for each in units)
-    return Go(place, tuple(seats[actor] for actor in world.workers), threads, prompt=False)
+    seats = world.layouts[member.name].seats(place)
+    units = {actor: shares.workers[worker] for actor, worker in sorted(seats.items())}
+    for actor, each in units.items():
+        member.family.hold(actor, each)
+    threads = tuple(shares.threads(each) for each in units.values())
+    return Go(tuple(units), tuple(seats[actor] for actor in units), threads, prompt=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.profile import Workload, table_on
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.runtime.launch import known_before, submitted_entries
+from jigsawrl.runtime.layout import read_layout
 from jigsawrl.runtime.learning import first_outlook
 from jigsawrl.runtime.mind import Mind, read, written_action
 from jigsawrl.telemetry import jsonl
@@ -85,7 +86,7 @@ class _Replay:
         elif kind in ("start", "resume") and "hardware" in event:
             self.again = Again(self.run, event)
         elif kind == "submitted" and self.again is not None:
-            self.again.join(event["pipeline"])
+            self.again.join(event["pipeline"], event.get("layout"))
         elif kind == "turn":
             if self.again is None:
                 raise ValueError("a decision before the run started")
@@ -107,18 +108,23 @@ class Again:
         asked = checked_mix(read_run_file(self.run / RESOLVED))
         known = known_before(asked.profile)
         table, units = table_on(worker, known), self.start.get("units", 1)
-        first = asked.pools.rollout if asked.pools else None
+        first = self.start.get("rollout_workers", asked.pools.rollout if asked.pools else None)
         self.mind = Mind(policy, table, self.start["workers"], worker.device_bytes, units, first)
+        layouts = self.start.get("layouts", {})
         for name in self.start["pipelines"]:
-            self.join(name, known.workloads.get(name) if known else None)
+            self.join(name, layouts.get(name), known.workloads.get(name) if known else None)
 
-    def join(self, name: str, known: Workload | None = None) -> None:
+    def join(self, name: str, layout: list[list[int]] | None, known: Workload | None = None) -> None:
+        """Where the log does not tell its layout, it is from before ranks and workers could differ."""
         asked = checked_mix(read_run_file(self.run / RESOLVED))
         entry = asked.pipelines.get(name) or PipelineConfig(**submitted_entries(self.run)[name])
         config = validated(read_run_file(self.run / name / RESOLVED))
         worker = Hardware(**self.start["hardware"])
-        outlook = first_outlook(name, config, entry, worker, self.start["workers"], known)
-        self.mind.join(name, outlook, asked.pools.homes(entry).rollout if asked.pools else None)
+        usual = self.mind.world.layout
+        rollout = asked.pools.homes(entry, ranks=1).rollout if asked.pools else usual.rollout
+        own = replace(usual, rollout=rollout) if layout is None else read_layout(layout)
+        given = (config, entry, worker, self.start["workers"], known, own.ranks_on_each)
+        self.mind.join(name, first_outlook(name, *given), own)
 
     def turn(self, event: dict[str, Any]) -> Decision | None:
         """Hears what was heard; None where nothing was decided."""

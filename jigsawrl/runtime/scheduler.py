@@ -97,8 +97,7 @@ class Scheduler:
             self._join(member)
 
     def _join(self, member: Member) -> None:
-        home = member.homes.rollout if member.homes else None
-        self.mind.join(member.name, member.outlook, home)
+        self.mind.join(member.name, member.outlook, member.layout)
 
     def run(self) -> None:
         """Until every pipeline has ended, one way or another. Nothing is left running, whatever happens."""
@@ -174,10 +173,11 @@ class Scheduler:
 
     def _start_family(self, member: Member, resume: bool) -> None:
         member.ends, member.told, member.loads, member.paused = None, None, False, set()
-        known = [each.config for each in self.members.values() if each.ended is None]
-        shared = self.sharing.actors_for(member.config, known) if member.homes is None else None
+        layout, everyone = member.layout, self.members.values()
+        known = [each.config for each in everyone if each.ended is None and each.layout == layout]
+        shared = self.sharing.actors_for(member.config, layout, known) if member.homes is None else None
         member.family = Family(
-            member.config, member.out, resume, self.store, self.shares, shared, member.homes
+            member.config, member.out, resume, self.store, self.shares, layout, shared, member.homes
         )
         self.selector.register(member.family.line, selectors.EVENT_READ, (member.name, "line"))
         for sentinel in member.family.sentinels:
@@ -252,7 +252,7 @@ class Scheduler:
 
     def _end(self, member: Member, how: str, reason: str) -> None:
         member.ended, member.reason, member.family = how, reason, None
-        self.sharing.left(member.config)
+        self.sharing.left(member.config, member.layout)
         self.log.emit(how, pipeline=member.name, step=member.done, reason=reason)
         if how == "failed":
             self.progress.message(f"{member.name}: failed: {reason}")
@@ -268,8 +268,8 @@ class Scheduler:
         self.progress.message("stopping: steps are finished and saved; press Ctrl-C again to stop at once")
         for member in self.members.values():
             if member.family is not None:
-                for engine in range(len(self.shares.workers)):
-                    member.family.go_on(engine)
+                for actor in range(len(member.layout.lives)):
+                    member.family.go_on(actor)
                 self._tell(member, Stop())
                 if member.held:  # a rollout that it has made is still trained on
                     member.held = False
@@ -347,7 +347,7 @@ class Scheduler:
             member.arrival = now() - self.started
             self.members[member.name] = member
             self._join(member)
-            self.log.emit("submitted", pipeline=member.name)
+            self.log.emit("submitted", pipeline=member.name, layout=member.layout.written())
             self.progress.message(f"{member.name}: submitted")
         else:
             name = str(request["pipeline"])
@@ -454,7 +454,8 @@ class Scheduler:
                 case Start(name):
                     self._log_predicted(name)
                 case Migrate(name):
-                    self._tell(self.members[name], Gather(tuple(place[0] for place in action.places)))
+                    engine_on = self.members[name].layout.engine_on
+                    self._tell(self.members[name], Gather(tuple(engine_on(p[0]) for p in action.places)))
                 case Swap(name, out=True):
                     self.falling_asleep.add((name, action.phase))
                     self._tell(self.members[name], Sleep(action.phase))

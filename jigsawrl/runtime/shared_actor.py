@@ -31,7 +31,7 @@ from torch import nn
 from jigsawrl.config.tasks import EpisodeTask
 from jigsawrl.engine.memory import shared_cache_blocks
 from jigsawrl.engine.shared import Member, SharedEngine
-from jigsawrl.engine.types import SampleOutput
+from jigsawrl.engine.types import RolloutBackend, SampleOutput
 from jigsawrl.model.folder import load_model
 from jigsawrl.model.lora import linears, share_base
 from jigsawrl.model.tokenizer import load_tokenizer
@@ -39,6 +39,7 @@ from jigsawrl.model.transformer import Transformer
 from jigsawrl.pipeline.actor import Actor
 from jigsawrl.pipeline.actor_process import Reports, answer_to, join_the_others, receive, send, told
 from jigsawrl.pipeline.generating import compute_dtype
+from jigsawrl.pipeline.pooled import NoEngine
 from jigsawrl.pipeline.residency import Residency
 from jigsawrl.pipeline.workers import set_up_torch
 from jigsawrl.processes import die_with_parent
@@ -67,8 +68,9 @@ def shared_actor_main(control: Connection, place: Place, settle: Callable[[], bo
     set_up_torch(place.configs[0], place.device)
     if place.device.startswith("cuda"):
         torch.cuda.set_device(place.device)
-    if place.world > 1:
-        join_the_others(place.device, place.rank, place.world, place.meeting)
+    if (ranks := len(place.layout.gang)) > 1:
+        alone = place.layout.ranks_on_each == 1
+        join_the_others(place.device, place.rank, ranks, place.meeting, alone)
     house = House(place)
     threading.Thread(target=house.listen, args=(control,), daemon=True).start()
     house.generate(settle)
@@ -87,7 +89,9 @@ class SharingActor(Actor):
     def _model(self) -> Transformer:
         return share_base(self.house.base())
 
-    def _engine(self) -> tuple[Member, int]:
+    def _engine(self) -> tuple[RolloutBackend, int]:
+        if not self.house.place.layout.rolls_out(self.house.place.rank):
+            return NoEngine(), 0
         engine = self.house.engine()
         tokenizer = load_tokenizer(self.base, self.config.model.trust_remote_code)
         room = min(self.model.spec.max_positions, engine.blocks.num_blocks * engine.blocks.block_size)
@@ -177,7 +181,7 @@ class House:
                 os._exit(1)
             if isinstance(message, Join):
                 pipe = Connection(recv_handle(control))
-                group = dist.new_group() if self.place.world > 1 else None
+                group = dist.new_group() if len(self.place.layout.gang) > 1 else None
                 tenant = Tenant(message.config, pipe, group, DeviceStream(self.place.device))
                 threading.Thread(target=self._serve, args=(tenant,), daemon=True).start()
             else:
@@ -188,8 +192,8 @@ class House:
             tenant = self.tenants.get(message.pipeline)
             if tenant is not None and tenant.actor is not None:
                 engine = tenant.actor.engine
-                assert isinstance(engine, Member)
-                engine.pause() if message.still else engine.go_on()
+                if isinstance(engine, Member):
+                    engine.pause() if message.still else engine.go_on()
 
     def _serve(self, tenant: Tenant) -> None:
         """A pipeline's thread: does as it is told until the pipe closes."""

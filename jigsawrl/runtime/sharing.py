@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jigsawrl.config.shapes import shared_base
+from jigsawrl.policies.state import Place
+from jigsawrl.runtime import messages
 from jigsawrl.runtime.family import GRACE_S, fork_server
-from jigsawrl.runtime.messages import Join, Place, Stand, ToSharedActor
+from jigsawrl.runtime.messages import Join, Stand, ToSharedActor
 from jigsawrl.store import folders
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
+    from jigsawrl.runtime.layout import Layout
     from jigsawrl.runtime.shares import Shares, Units
 
 
@@ -31,35 +34,42 @@ class Sharing:
     def __init__(self, store: Path, shares: Shares) -> None:
         self.store = store
         self.shares = shares
-        self.actors: dict[str, SharedActors] = {}
-        self.users: dict[str, set[str]] = {}
+        self.actors: dict[tuple[str, Place], SharedActors] = {}
+        """By base, and by where they live."""
+        self.users: dict[tuple[str, Place], set[str]] = {}
 
-    def actors_for(self, config: RunConfig, all_configs: Iterable[RunConfig]) -> SharedActors | None:
-        """Those that this pipeline is to use; new ones where some of the old have died."""
+    def actors_for(
+        self, config: RunConfig, layout: Layout, all_configs: Iterable[RunConfig]
+    ) -> SharedActors | None:
+        """Those that this pipeline is to use; new ones where some of the old have died.
+
+        `all_configs` are those of all pipelines that have their actors where it has its own.
+        """
         base = shared_base(config)
         if not base:
             return None
-        known = self.actors.get(base)
+        key = (base, layout.lives)
+        known = self.actors.get(key)
         if known is not None and any(process.exitcode is not None for process in known.processes):
             known.kill()
             known = None
         if known is None:
             alike = [each for each in all_configs if shared_base(each) == base]
-            known = self.actors[base] = SharedActors(alike, self.store, self.shares)
-        self.users.setdefault(base, set()).add(config.name)
+            known = self.actors[key] = SharedActors(alike, self.store, self.shares, layout)
+        self.users.setdefault(key, set()).add(config.name)
         return known
 
-    def left(self, config: RunConfig) -> None:
+    def left(self, config: RunConfig, layout: Layout) -> None:
         """A pipeline has ended; with the last one on a base its actors do."""
-        base = shared_base(config)
-        if base not in self.users:
+        key = (shared_base(config), layout.lives)
+        if key not in self.users:
             return
-        self.users[base].discard(config.name)
-        for rank in range(len(self.actors[base].processes)):
-            self.actors[base].let_go(config.name, rank)
-        if not self.users[base]:
-            self.actors.pop(base).kill()
-            del self.users[base]
+        self.users[key].discard(config.name)
+        for rank in range(len(self.actors[key].processes)):
+            self.actors[key].let_go(config.name, rank)
+        if not self.users[key]:
+            self.actors.pop(key).kill()
+            del self.users[key]
 
     def close(self) -> None:
         for actors in self.actors.values():
@@ -87,9 +97,9 @@ class Held:
 
 
 class SharedActors:
-    """A process on each worker. They live and die together."""
+    """A process for each rank. They live and die together."""
 
-    def __init__(self, configs: list[RunConfig], store: Path, shares: Shares) -> None:
+    def __init__(self, configs: list[RunConfig], store: Path, shares: Shares, layout: Layout) -> None:
         from jigsawrl.runtime.start import start_shared_actor
 
         context = fork_server()
@@ -99,12 +109,12 @@ class SharedActors:
         self.processes: list[BaseProcess] = []
         self.killed = False
         self.held: list[Held] = []
-        """Of each worker."""
-        base, world = Path(configs[0].model.path), len(shares.workers)
-        for rank in range(world):
+        """Of each process."""
+        base = Path(configs[0].model.path)
+        for rank, worker in enumerate(layout.lives):
             ours, theirs = context.Pipe()
             meeting = f"file://{self.meeting}/gang"
-            place = Place(configs, base, shares.device(rank), rank, world, meeting)
+            place = messages.Place(configs, base, shares.device(worker), rank, layout, meeting)
             process = context.Process(
                 target=start_shared_actor,
                 args=(theirs, place, shares.environment, self._note(rank)),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
+    from jigsawrl.runtime.layout import Layout
     from jigsawrl.runtime.messages import Place
 
 
@@ -29,17 +30,21 @@ def start_actor(
     base: Path,
     device: str,
     rank: int,
-    world: int,
+    layout: Layout,
     meeting: str,
     environment: Mapping[str, str],
     note: Path,
 ) -> None:
     settle_in(environment, device)
+    from jigsawrl.pipeline.actor import Actor
     from jigsawrl.pipeline.actor_process import actor_main
+    from jigsawrl.pipeline.pooled import TrainingActor
 
     show_as(f"actor{rank}:{config.name}")
-    ways = following(note, device, rank, config.thread_limit)
-    actor_main(pipe, config, base, device, rank, world, meeting, *ways, says_what_runs=True)
+    ways = following(note, device, layout.lives[rank], config.thread_limit)
+    make, alone = Actor if layout.rolls_out(rank) else TrainingActor, layout.ranks_on_each == 1
+    place = (device, rank, len(layout.gang), meeting)
+    actor_main(pipe, config, base, *place, *ways, says_what_runs=True, make=make, alone=alone)
 
 
 def start_shared_actor(control: Connection, place: Place, environment: Mapping[str, str], note: Path) -> None:
@@ -47,7 +52,7 @@ def start_shared_actor(control: Connection, place: Place, environment: Mapping[s
     from jigsawrl.runtime.shared_actor import shared_actor_main
 
     show_as(f"actor{place.rank}:{place.base.name}")
-    settle, _ = following(note, place.device, place.rank, place.configs[0].thread_limit)
+    settle, _ = following(note, place.device, place.layout.lives[place.rank], place.configs[0].thread_limit)
     shared_actor_main(control, place, settle)
 
 

@@ -13,6 +13,7 @@ from jigsawrl.runtime.start import following, settle_in, show_as
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
     from jigsawrl.config.pipelines import Homes
+    from jigsawrl.runtime.layout import Layout
 
 
 def start_driver_of_pools(
@@ -37,8 +38,8 @@ def start_pool_actor(
     config: RunConfig,
     base: Path,
     device: str,
-    worker: int,
-    workers: int,
+    actor: int,
+    layout: Layout,
     meeting: str,
     environment: Mapping[str, str],
     note: Path,
@@ -48,12 +49,13 @@ def start_pool_actor(
     from jigsawrl.pipeline.actor_process import actor_main
     from jigsawrl.pipeline.pooled import RolloutActor, TrainingActor
 
-    show_as(f"actor{worker}:{config.name}")
-    settle, between = following(note, device, worker, config.thread_limit)
+    show_as(f"actor{actor}:{config.name}")
+    settle, between = following(note, device, layout.lives[actor], config.thread_limit)
     given = (pipe, config, base, device)
-    if worker in homes.rollout:
-        number = homes.rollout.index(worker)
+    if actor in homes.rollout:
+        number = homes.rollout.index(actor)
         actor_main(*given, number, 1, meeting, settle, says_what_runs=True, make=RolloutActor)
     else:
-        number, gang = homes.training.index(worker), len(homes.training)
-        actor_main(*given, number, gang, meeting, settle, between, make=TrainingActor)
+        number, gang = homes.training.index(actor), len(homes.training)
+        alone = layout.ranks_on_each == 1
+        actor_main(*given, number, gang, meeting, settle, between, make=TrainingActor, alone=alone)

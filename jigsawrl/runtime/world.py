@@ -31,6 +31,7 @@ from jigsawrl.policies.state import (
     Survivors,
 )
 from jigsawrl.runtime.company import Company, note
+from jigsawrl.runtime.layout import Layout
 from jigsawrl.telemetry.events import Substage
 
 SHORT = 1e-3
@@ -102,8 +103,13 @@ class World:
         self.next_lane = 0
         self.onward: dict[str, tuple[Start, Start]] = {}
         """Rollouts and trainings that may follow each other without asking."""
-        self.rollout_home = self.workers[:rollout_workers]
-        self.training_home = None if rollout_workers is None else self.workers[rollout_workers:]
+        self.apart = rollout_workers is not None
+        """Whether workers run one phase only."""
+        self.layout = Layout(
+            self.workers, self.workers[rollout_workers or 0 :], self.workers[:rollout_workers]
+        )
+        """Of a pipeline that uses all workers."""
+        self.layouts: dict[str, Layout] = {}
 
     @property
     def workers(self) -> Place:
@@ -148,14 +154,10 @@ class World:
     def seats(self, lane: Lane) -> dict[int, int]:
         """The worker of each actor that is at a lane: a rollout's engine is that of its worker, and all actors train,
         wherever the gang was put; those that only roll out do not."""
+        layout = self.layouts[lane.pipeline]
         if lane.phase == "rollout":
-            return {worker: worker for worker in lane.workers}
-        return self.gang_seats(lane.workers)
-
-    def gang_seats(self, place: Place) -> dict[int, int]:
-        """The worker of each actor that trains there."""
-        gang = self.workers if self.training_home is None else self.training_home
-        return {actor: actor if actor in place else place[actor % len(place)] for actor in gang}
+            return {layout.engine_on(worker): worker for worker in lane.workers}
+        return layout.seats(lane.workers)
 
     def survivors(self, key: int) -> Survivors:
         """Of a lane: how many samples are under way, and how far they should be."""
@@ -171,15 +173,16 @@ class World:
     # What is heard
 
     def arrive(
-        self, name: str, outlook: Outlook, steps: int, again: bool, rollout_home: Place | None = None
+        self, name: str, outlook: Outlook, steps: int, again: bool, layout: Layout | None = None
     ) -> Event:
-        """`again`: it was here before, and has lost what it was at. Its rollouts may have a home of their own."""
+        """`again`: it was here before, and has lost what it was at. Its actors may live on some workers only."""
         now = self.lanes.now
         if again:
             self.drop(name)
             now = self.pipelines[name].arrived
-        home = rollout_home or self.rollout_home
-        self.pipelines[name] = Pipeline(name, outlook, home, steps, now, training_home=self.training_home)
+        self.layouts[name] = layout = layout or self.layout
+        training = layout.training if self.apart else None
+        self.pipelines[name] = Pipeline(name, outlook, layout.rollout, steps, now, training_home=training)
         return Arrived(name)
 
     def ask(self, name: str, phase: Phase, step: int) -> Event:
@@ -250,7 +253,8 @@ class World:
             segments = outlook.engine(count, width).segments
             samples = round(outlook.shape.sequences / count)
             for place in action.places:
-                self._add(pipeline, place, action.share, segments, Running(place[0], needed, samples))
+                running = Running(self.layouts[pipeline.name].engine_on(place[0]), needed, samples)
+                self._add(pipeline, place, action.share, segments, running)
         else:
             (place,) = action.places
             needed = bytes_for(pipeline, "training", 1, len(place))
@@ -281,7 +285,8 @@ class World:
         needed = outlook.memory_moved(samples / count, len(action.places[0]))
         for place, part in zip(action.places, parts, strict=True):
             segments = outlook.moved(part, len(place)).segments
-            running = Running(place[0], needed, len(part.remaining))
+            engine = self.layouts[pipeline.name].engine_on(place[0])
+            running = Running(engine, needed, len(part.remaining))
             self._add(pipeline, place, action.share, segments, running)
 
     def _add(

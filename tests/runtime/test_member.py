@@ -9,13 +9,14 @@ from mixes import SUMS
 
 from jigsawrl.config.runfile import checked
 from jigsawrl.graph.outlook import Outlook
+from jigsawrl.runtime.layout import layout_of
 from jigsawrl.runtime.member import Member
 
 
 def member_in(folder: Path) -> Member:
     made = job("a")
     outlook = Outlook(made.shape, made.costs, WORKER, made.forecast)
-    return Member("a", checked({"name": "a", **SUMS}), folder, outlook, 0.0)
+    return Member("a", checked({"name": "a", **SUMS}), folder, outlook, 0.0, layout_of(1, 1))
 
 
 def test_only_a_new_step_makes_up_for_deaths(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -347,7 +348,7 @@ def thinking(names: str, pins: Mapping[str, tuple[int, ...]], limit: float) -> t
     mind = Mind(Scripted(), CORES, 3, limit, rollout_workers=2)
     actions: list[Action] = []
     for name in names:
-        mind.join(name, small(name), pins.get(name))
+        mind.join(name, small(name), replace(mind.world.layout, rollout=pins.get(name, (0, 1))))
         mind.hear(name, Loads())
         actions += mind.decide()
         mind.hear(name, Began(10, 0))
