@@ -276,7 +276,7 @@ def check_all(mix: Mix) -> dict[str, RunConfig]:
     device = wanted_device(mix)
     configs = {name: own_config(mix, name, device) for name in mix.config.pipelines}
     for config in configs.values():
-        check(config)
+        check(config if config.ranks else config.model_copy(update={"ranks": mix.config.ranks}))
     return configs
 
 
@@ -289,7 +289,13 @@ def check(config: RunConfig) -> None:
     """A JigsawError that names the pipeline, where its files, packages or data are at fault."""
     from jigsawrl.api import check_task
 
+    prompts = config.rollout.prompts_per_step
     try:
+        if config.gang > max(prompts, config.workers):
+            raise JigsawError(
+                f"ranks: {config.gang} is more than rollout.prompts_per_step {prompts}; "
+                f"set it to at most {prompts}"
+            )
         if found := files.problems(config):
             raise JigsawError(joined(found))
         check_task(config)
