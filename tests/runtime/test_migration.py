@@ -22,6 +22,7 @@ from jigsawrl.pipeline.rollout import rollout_of
 from jigsawrl.pipeline.trajectory import Trajectory
 from jigsawrl.pipeline.warmup import prepare_base
 from jigsawrl.runtime.family import fork_server
+from jigsawrl.runtime.layout import Layout
 from jigsawrl.runtime.start import start_actor
 
 pytestmark = pytest.mark.slow
@@ -106,10 +107,10 @@ def actors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     config = checked({"name": "moved", "threads": 1, "device": "cpu", **RUNS[request.param]})
     base = prepare_base(config, tmp_path_factory.mktemp("actors"), lambda _: None)
     context = fork_server()
-    handles = []
+    handles, no_gang = [], Layout(lives=(0, 1), gang=(0,), rollout=(0, 1))
     for rank in range(2):
         ours, theirs = context.Pipe()
-        arguments = (theirs, config, base, "cpu", rank, 1, "", {}, base / "share")
+        arguments = (theirs, config, base, "cpu", rank, no_gang, "", {}, base / "share")
         process = context.Process(target=start_actor, args=arguments, daemon=True)
         process.start()
         theirs.close()

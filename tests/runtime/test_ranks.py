@@ -100,7 +100,8 @@ def test_a_mix_killed_on_two_workers_goes_on_with_one(alone: Results, tmp_path: 
     slow = {**CALC, "task": {**CALC["task"], "latency": 1.0}}
     command = start(write_mix(tmp_path, "concurrent", prompt=True, a=SUMS, b=slow), out)
     command.wait_for_step("b", 1)
-    command.kill_all()
+    command.signal(signal.SIGKILL)
+    command.end()
     command.assert_nothing_is_left(store=False)
     mix = on(write_mix(tmp_path, "concurrent", prompt=True, a=SUMS, b=CALC), workers=1)
     assert everyone_finished(run_here(mix, out, resume=True))
