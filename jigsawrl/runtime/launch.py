@@ -410,11 +410,12 @@ class Layouts:
 
 
 def turns_of(member: Member) -> str:
-    """A line for people where ranks share a worker, or where workers are without one; else nothing."""
+    """A line for people where ranks share a worker; else nothing."""
     ranks, workers = len(member.layout.gang), len(member.layout.training)
     if member.layout.ranks_on_each == 1:
         return ""
-    return f"pipelines begun with {ranks} ranks train on {workers} workers: ranks on one worker take turns"
+    where = "1 worker" if workers == 1 else f"{workers} workers"
+    return f"ranks: {ranks} of a pipeline train on {where}: those on one worker take turns"
 
 
 def with_tokens_at_once(config: RunConfig, worker: Hardware) -> RunConfig:

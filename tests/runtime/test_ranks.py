@@ -26,6 +26,7 @@ from mixes import (
     start,
     write_mix,
 )
+from test_moved_and_paused import Restless
 from typer.testing import CliRunner
 
 from jigsawrl.api import launch
@@ -33,9 +34,12 @@ from jigsawrl.cli import app
 from jigsawrl.config.pipelines import Homes, load_mix
 from jigsawrl.config.runfile import checked, validated
 from jigsawrl.errors import JigsawError
+from jigsawrl.graph import memory
 from jigsawrl.graph.cpu import cpu_worker
+from jigsawrl.graph.memory import Memory
 from jigsawrl.pipeline.warmup import prepare_base
-from jigsawrl.runtime.launch import Layouts, member_of, own_config
+from jigsawrl.policies.named import POLICIES
+from jigsawrl.runtime.launch import member_of, own_config
 from jigsawrl.runtime.layout import layout_in_pools, layout_of
 from jigsawrl.runtime.replay import replayed
 
@@ -120,6 +124,35 @@ def test_a_mix_begun_on_one_worker_goes_on_with_two_and_its_pipelines_use_one_ea
             launch(config, tmp_path / name, False, progress)
         assert result(out / name) == result(tmp_path / name)
     assert all(each.same for each in replayed(out))
+
+
+@pytest.mark.slow
+def test_ranks_that_share_a_worker_stand_still_go_on_and_sleep_together(
+    alone: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that waits for another in a sum keeps nobody waiting, whenever both are stopped; and their states leave
+    a worker that does not hold those of all pipelines."""
+    monkeypatch.setitem(POLICIES, "concurrent", Restless())
+    for name in ("ACTIVATIONS_PER_LAYER", "ACTIVATIONS_NOW"):
+        monkeypatch.setattr(memory, name, 0)  # else that is much more than any state of so small models
+    out = tmp_path / "out"
+    mix = on(write_mix(tmp_path, "concurrent", a=SUMS, b=CALC), workers=1, ranks=2)
+    sizes = [memory_of(mix, name) for name in "ab"]
+    needed = max(max(size.rollout, size.training) for size in sizes)
+    on(mix, memory=(needed + 0.9 * min(size.awake for size in sizes)) / 1e9)
+    assert everyone_finished(run_here(mix, out))
+    assert results_of(out) == alone
+    assert {"pause", "swap"} <= {event["action"] for event in events(out, "action")}
+    assert sum(event["bytes"] for event in events(out, "substage") if event["substage"] == "swap") > 0
+    assert events(out, "died") == []
+
+
+def memory_of(file: Path, name: str) -> Memory:
+    """What a pipeline needs on each worker."""
+    mix = load_mix(file)
+    config = own_config(mix, name, "cpu").model_copy(update={"ranks": mix.config.gang})
+    worker = cpu_worker(1, mix.config.workers)
+    return member_of(mix, name, config, file.parent, worker, None).outlook.memory(1, 1, 1)
 
 
 @pytest.mark.slow
@@ -275,13 +308,8 @@ def test_ranks_train_in_their_pool_whatever_its_size(rollout: int, training: int
 
 
 def test_a_worker_needs_memory_for_each_of_its_ranks(tmp_path: Path) -> None:
-    sizes = {}
-    for workers in (1, 2):
-        mix = load_mix(on(write_mix(tmp_path, a=SUMS), workers=workers, ranks=2))
-        config = own_config(mix, "a", "cpu").model_copy(update={"ranks": 2})
-        worker = cpu_worker(1, 1)
-        outlook = member_of(mix, "a", config, tmp_path, worker, None, Layouts(mix.config)).outlook
-        sizes[workers] = outlook.memory(1, 1, 1)
+    file = write_mix(tmp_path, a=SUMS)
+    sizes = {workers: memory_of(on(file, workers=workers, ranks=2), "a") for workers in (1, 2)}
     assert sizes[1].host == 2 * sizes[2].host
     cache = sizes[2].awake - sizes[2].host
     assert sizes[1].awake == 2 * sizes[2].host + cache, "one of them has the engine"
