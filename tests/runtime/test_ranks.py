@@ -33,6 +33,7 @@ from jigsawrl.api import launch
 from jigsawrl.cli import app
 from jigsawrl.config.pipelines import Homes, load_mix
 from jigsawrl.config.runfile import checked, validated
+from jigsawrl.config.started import as_started
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph import memory
 from jigsawrl.graph.cpu import cpu_worker
@@ -273,6 +274,20 @@ def test_more_ranks_than_there_are_prompts_to_share_are_refused(tmp_path: Path) 
     with pytest.raises(JigsawError, match=r"ranks: 4000 is more than .*; set it to at most 8"):
         run_here(on(write_mix(tmp_path, a=SUMS), ranks=4000), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_pipeline_whose_folder_is_moved_to_another_mix_keeps_its_ranks(tmp_path: Path) -> None:
+    """As the jobs of a cluster are, from group to group."""
+    asked = validated({"name": "a", **SUMS, "workers": 2})
+    (tmp_path / "config.yaml").write_text(validated({"name": "a", **SUMS, "ranks": 1}).to_yaml())
+
+    def ranks(resume: bool, **changes: Any) -> int | None:
+        config = asked.model_copy(update=changes)
+        return as_started(config, tmp_path, tmp_path / "events.jsonl", resume, print, ranks=2).ranks
+
+    assert ranks(resume=True) == 1
+    assert ranks(resume=False) == 2
+    assert ranks(resume=False, ranks=3) == 3
 
 
 # Where ranks live
