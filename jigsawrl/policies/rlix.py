@@ -36,7 +36,7 @@ class Rlix:
         while waiting and free:
             pipeline = max(waiting, key=lambda p: (self._work(p), p.name))
             part = self._work(pipeline) / sum(map(self._work, waiting))
-            engines = in_engines(free, pipeline.tp)
+            engines = in_engines([worker for worker in free if worker in pipeline.home], pipeline.tp)
             if not engines:
                 waiting.remove(pipeline)
                 continue

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from graph.planning import WORKER, job
 from hypothesis import given
 from hypothesis import strategies as st
 from mixes import (
@@ -37,11 +38,16 @@ from jigsawrl.config.started import as_started
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph import memory
 from jigsawrl.graph.cpu import cpu_worker
+from jigsawrl.graph.interference import CORES
 from jigsawrl.graph.memory import Memory
+from jigsawrl.graph.outlook import Outlook
 from jigsawrl.pipeline.warmup import prepare_base
 from jigsawrl.policies.named import POLICIES
+from jigsawrl.policies.state import Start
 from jigsawrl.runtime.launch import member_of, own_config
 from jigsawrl.runtime.layout import layout_in_pools, layout_of
+from jigsawrl.runtime.messages import Began, Loads, Over
+from jigsawrl.runtime.mind import Mind
 from jigsawrl.runtime.replay import replayed
 
 RARELY_SAVED = {"checkpoint": {"every": 1000}}
@@ -320,6 +326,33 @@ def test_ranks_train_in_their_pool_whatever_its_size(rollout: int, training: int
     assert [layout.lives[actor] for actor in layout.gang] == [rollout + n % training for n in range(ranks)]
     assert len(layout.lives) == max(workers, rollout + ranks)
     assert [layout.engine_on(worker) for worker in layout.rollout] == list(range(rollout))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_keeps_pipelines_with_few_ranks_on_their_workers(policy: str) -> None:
+    steps = 4
+    mind = Mind(POLICIES[policy], CORES, 3, WORKER.device_bytes)
+    layouts = {"a": layout_of(1, 3, 2), "b": layout_of(2, 3, 1), "c": layout_of(3, 3)}
+    for name, layout in layouts.items():
+        made = job(name, seed=ord(name))
+        mind.join(name, Outlook(made.shape, made.costs, WORKER, made.forecast), layout)
+        mind.hear(name, Loads())
+        mind.decide(everyone=False)
+        mind.hear(name, Began(steps, 0))
+    seen = 0
+    while mind.world.state().unfinished():
+        for action in mind.decide():
+            if isinstance(action, Start):
+                workers = {worker for place in action.places for worker in place}
+                assert workers <= set(layouts[action.pipeline].training)
+        running = [name for name in layouts if mind.runs(name)]
+        assert running, "nobody is forgotten"
+        mind.world.advance(mind.world.lanes.now + 1.0)
+        phase, step = mind.runs(running[0]) or ("rollout", 0)
+        busy = (0.5,) * len(layouts[running[0]].lives)
+        mind.hear(running[0], Over(phase, step, busy, 1, (4,) * 8 if phase == "rollout" else ()))
+        seen += 1
+    assert seen == 2 * steps * len(layouts)
 
 
 def test_a_worker_needs_memory_for_each_of_its_ranks(tmp_path: Path) -> None:
