@@ -104,8 +104,20 @@ def pause(run: Run, pipeline: Pipeline) -> None:
 
 
 def resume(run: Run, pipeline: Pipeline) -> None:
-    """Let a paused pipeline go on. (A run that has ended goes on with `jigsaw run FILE --resume`.)"""
+    """Let a paused pipeline go on. (A run that has ended goes on with `jigsaw run FILE --resume`.)
+
+    A cancelled one goes on with the next --resume of its run, if the run has ended.
+    """
+    from jigsawrl.config.pipelines import holds_pipelines
+    from jigsawrl.config.started import RESOLVED
+    from jigsawrl.runtime.requests import take_back
+    from jigsawrl.underway import is_under_way
+
     _refuse_cluster(run)
+    if (run / RESOLVED).exists() and holds_pipelines(run / RESOLVED) and not is_under_way(run):
+        take_back(run, pipeline)
+        print(f"{pipeline}: goes on when the run goes on with --resume")
+        return
     _ask(run, do="resume", pipeline=pipeline)
 
 
@@ -151,5 +163,8 @@ def _ask(run: Path, **request: Any) -> None:
         raise JigsawError(
             f"{run}: is a job of a cluster, and can only be cancelled: 'jigsaw cancel {cluster} {run.name}'"
         )
-    for name, standing in ask(run, **request)["pipelines"].items():
+    answer = ask(run, **request)
+    for name, standing in answer["pipelines"].items():
         print(f"{name}: {standing}")
+    if answer.get("said"):
+        print(answer["said"])

@@ -11,16 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from jigsawrl.config.fields import Count, Name, NotNegative, Positive, Settings, Text, refuse
 from jigsawrl.config.messages import explain, joined
+from jigsawrl.config.reserved import alike, is_reserved, refusal
 from jigsawrl.config.runfile import anchor_paths, overridden, read_run_file, validated
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
 
 PolicyName = Literal["jigsaw", "serial", "concurrent", "rollout-mux", "rollmux", "rlix", "greedy"]
 AtLeastOne = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=1)]
+
+
+def _not_reserved(name: str) -> str:
+    if is_reserved(name):
+        raise refuse(refusal(name))
+    return name
+
+
+PipelineName = Annotated[Name, AfterValidator(_not_reserved)]
+"""The pipeline's folder in the run folder has this name."""
 
 
 class PipelineConfig(Settings):
@@ -103,7 +114,7 @@ class PipelinesConfig(Settings):
     """GB of each worker that pipelines may fill, asleep ones not counted; null: what it has."""
     profile: Text = "h100-traces"
     """Measured workloads and costs: a built-in profile, or a file of `jigsaw fit` (NAME.json)."""
-    pipelines: Annotated[dict[Name, PipelineConfig], Field(min_length=1, max_length=256)]
+    pipelines: Annotated[dict[PipelineName, PipelineConfig], Field(min_length=1, max_length=256)]
     """By name."""
 
     @property
@@ -123,6 +134,13 @@ class PipelinesConfig(Settings):
             raise refuse(
                 "pools: rlix lets both phases share one pool; leave them out, or choose policy: rollmux"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _names_differ_in_more_than_case(self) -> PipelinesConfig:
+        for name in self.pipelines:
+            if (other := alike(name, self.pipelines)) is not None:
+                raise refuse(f"pipelines: {other} and {name} differ in case only; rename one")
         return self
 
     @model_validator(mode="after")

@@ -23,10 +23,10 @@ from jigsawrl.cluster.pools import Cluster
 from jigsawrl.config.cluster import TermsConfig
 from jigsawrl.config.messages import explain, joined
 from jigsawrl.config.pipelines import PipelineConfig
+from jigsawrl.config.reserved import is_reserved, refusal
 from jigsawrl.config.runfile import checked, load_run_file
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.daemon.ledger import JobEntry, Ledger
-from jigsawrl.daemon.runs import TAKEN
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.fits import refuse_what_cannot_fit
 from jigsawrl.graph.forecast import Forecast
@@ -49,10 +49,8 @@ def submit(folder: Path, file: Path, name: str | None, steps: int | None, terms:
             f"{file}: device is cuda, and the nodes of {folder} are cores; set device: cpu or auto"
         )
     run = checked({**run.to_dict(), **changed, "device": "cpu"})
-    if run.name in TAKEN:
-        raise JigsawError(
-            f"a job cannot be called {run.name}, as one of a run's own files is; choose another --name"
-        )
+    if is_reserved(run.name):
+        raise JigsawError(f"{refusal(run.name)} --name")
     from jigsawrl.api import check_task
 
     check_task(run)

@@ -27,9 +27,6 @@ from jigsawrl.underway import wait_until_gone
 OUTPUT = "output.log"
 RUN_FILE = "submitted.yaml"
 """In a job's folder: its run file as it was submitted."""
-TAKEN = frozenset({RESOLVED, "control.json", "events.jsonl", "profile.json", "report.html", "submitted.json"})
-TAKEN |= {OUTPUT, "store", "timeline.json"}
-"""Names in a run's folder that no job can have."""
 LAST_WORDS = 4096
 
 

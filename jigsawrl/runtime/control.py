@@ -1,6 +1,7 @@
 """Talking to a run that is under way: one JSON object there, one back, over a socket that answers only its user.
 
-The socket has no file: it is gone with its process, however that ends.
+The socket has no file: it is gone with its process, however that ends. It is served by threads of its own, which
+bound what anybody can send, how long that may take, and how many may do it at a time.
 """
 
 from __future__ import annotations
@@ -8,12 +9,17 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import selectors
 import socket
 import struct
+import threading
+import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from jigsawrl import durable
 from jigsawrl.config.pipelines import holds_pipelines
@@ -23,70 +29,205 @@ from jigsawrl.underway import is_under_way
 
 ADDRESS = "control.json"
 """In the run folder: where the socket is, and whose."""
-TIMEOUT_S = 10.0
+TIMEOUT_S = 20.0
+"""Longest wait for an answer."""
+START_S = 20.0
+"""Longest wait for a run that is being set up to have a socket."""
 MOST_BYTES = 1 << 20
+"""Of a request, and of an answer."""
+REQUEST_S = 5.0
+"""A connection that has not sent its whole request by then is closed."""
+MOST_CONNECTIONS = 64
+"""Of which no request has come yet; one more closes the oldest of them."""
+MOST_AT_WORK = 16
+"""Requests that are answered at a time; others hear that they should come back."""
+LAST_ANSWERS_S = 2.0
+"""Longest wait for answers that are under way when the run ends."""
 
 Answer = dict[str, Any]
 
 
-class Control:
-    """The run's end."""
+@dataclass(slots=True)
+class _Incoming:
+    """A connection whose request has not come in whole."""
 
-    def __init__(self, out: Path) -> None:
+    connection: socket.socket
+    until: float
+    content: bytearray = field(default_factory=bytearray)
+
+
+class Control:
+    """The run's end. While it is open, requests are answered by `answer`, in several threads."""
+
+    def __init__(self, out: Path, answer: Callable[[dict[str, Any]], Answer]) -> None:
         self.address = out / ADDRESS
+        self.answer = answer
         name = f"jigsawrl-{os.getuid()}-{secrets.token_hex(8)}"
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.bind(f"\0{name}")
-        self.socket.listen(8)
+        self.socket.listen(128)
         self.socket.setblocking(False)
+        self.end = os.eventfd(0, os.EFD_CLOEXEC)
+        self.incoming: dict[int, _Incoming] = {}
+        self.at_work: set[threading.Thread] = set()
+        self.thread = threading.Thread(target=self._serve, name="control", daemon=True)
+        self.thread.start()
         durable.replace(self.address, json.dumps({"socket": name, "pid": os.getpid()}).encode())
 
-    def fileno(self) -> int:
-        return self.socket.fileno()
+    def __enter__(self) -> Self:
+        return self
 
-    def serve(self, answer: Callable[[dict[str, Any]], Answer]) -> None:
-        """Answers one request. Whoever asks too slowly, or nonsense, is left alone."""
-        with suppress(OSError):
-            connection, _ = self.socket.accept()
-            with closing(connection):
-                if _user_of(connection) != os.getuid():
-                    return
-                connection.settimeout(1.0)
-                try:
-                    result = answer(_receive(connection))
-                except JigsawError as error:
-                    result = {"error": str(error)}
-                except (ValueError, KeyError, TypeError) as error:
-                    result = {"error": f"not understood: {error}"}
-                connection.sendall(json.dumps(result).encode())
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def close(self) -> None:
-        self.socket.close()
+        """Whoever has asked is still answered, within a bound."""
         self.address.unlink(missing_ok=True)
+        os.eventfd_write(self.end, 1)
+        self.thread.join()
+        until = time.monotonic() + LAST_ANSWERS_S
+        for each in list(self.at_work):
+            each.join(max(0.0, until - time.monotonic()))
+        self.socket.close()
+        os.close(self.end)
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.socket, selectors.EVENT_READ, self.socket)
+            selector.register(self.end, selectors.EVENT_READ)
+            while True:
+                ready = [key for key, _ in selector.select(self._patience())]
+                if any(key.fd == self.end for key in ready):
+                    break
+                for key in ready:
+                    if key.data is self.socket:
+                        self._accept(selector)
+                    else:
+                        self._hear(key.data, selector)
+                for each in [one for one in self.incoming.values() if one.until <= time.monotonic()]:
+                    self._drop(each, selector)
+            for each in list(self.incoming.values()):
+                self._drop(each, selector)
+
+    def _patience(self) -> float | None:
+        ends = [each.until for each in self.incoming.values()]
+        return max(0.0, min(ends) - time.monotonic()) if ends else None
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        try:
+            connection, _ = self.socket.accept()
+        except OSError:  # too many open files, perhaps: others have to end first
+            time.sleep(0.05)
+            return
+        if _user_of(connection) != os.getuid():
+            connection.close()
+            return
+        connection.setblocking(False)
+        if len(self.incoming) >= MOST_CONNECTIONS:
+            self._drop(min(self.incoming.values(), key=lambda each: each.until), selector)
+        each = _Incoming(connection, time.monotonic() + REQUEST_S)
+        self.incoming[connection.fileno()] = each
+        selector.register(connection, selectors.EVENT_READ, each)
+
+    def _hear(self, each: _Incoming, selector: selectors.BaseSelector) -> None:
+        if each.connection.fileno() not in self.incoming:
+            return  # dropped just now, for another
+        try:
+            piece = each.connection.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(each, selector)
+            return
+        each.content += piece
+        if piece and len(each.content) <= MOST_BYTES:
+            return
+        self._forget(each, selector)
+        self._begin(each)
+
+    def _begin(self, each: _Incoming) -> None:
+        """Answers in a thread: some requests have data read."""
+        self.at_work = {thread for thread in self.at_work if thread.is_alive()}
+        if len(self.at_work) >= MOST_AT_WORK:
+            _send(each.connection, {"error": "has too many commands to answer; try again in a moment"})
+            return
+        thread = threading.Thread(target=self._answer, args=(each,), name="command", daemon=True)
+        self.at_work.add(thread)
+        thread.start()
+
+    def _answer(self, each: _Incoming) -> None:
+        try:
+            result = self.answer(_parsed(bytes(each.content)))
+        except JigsawError as error:
+            result = {"error": str(error)}
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            result = {"error": f"not understood: {error or type(error).__name__}"}
+        except Exception as error:  # a command never ends a run, and is always answered
+            result = {"error": f"could not be carried out: {type(error).__name__}: {error}"}
+        _send(each.connection, result)
+
+    def _drop(self, each: _Incoming, selector: selectors.BaseSelector) -> None:
+        self._forget(each, selector)
+        each.connection.close()
+
+    def _forget(self, each: _Incoming, selector: selectors.BaseSelector) -> None:
+        selector.unregister(each.connection)
+        del self.incoming[each.connection.fileno()]
+
+
+def _send(connection: socket.socket, result: Answer) -> None:
+    with closing(connection), suppress(OSError):
+        connection.settimeout(1.0)
+        connection.sendall(json.dumps(result).encode())
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"longer than {MOST_BYTES} bytes")
+    result = json.loads(content)
+    if not isinstance(result, dict):
+        raise ValueError("no object")
+    return result
 
 
 class Question:
     """A request to the run in a folder, on its way; it may be long until there is something to read.
 
-    A JigsawError where no run is under way.
+    A run that is being set up may have no socket yet: it is waited for so many seconds (`patience`). A JigsawError
+    where no run is under way.
     """
 
-    def __init__(self, run: Path, **request: Any) -> None:
+    def __init__(self, run: Path, patience: float = 0.0, **request: Any) -> None:
         self.run = run
+        until = time.monotonic() + patience
+        while not self._asked(request):
+            if not is_under_way(run) or time.monotonic() > until:
+                raise JigsawError(f"{run}: {why_silent(run, str(request.get('do')))}")
+            time.sleep(0.05)
+
+    def _asked(self, request: dict[str, Any]) -> bool:
+        """Whether somebody was there to be asked."""
         try:
-            where = json.loads((run / ADDRESS).read_text())["socket"]
+            where = json.loads((self.run / ADDRESS).read_text())["socket"]
         except FileNotFoundError:
-            raise JigsawError(f"{run}: {why_silent(run, str(request.get('do')))}") from None
-        except (OSError, ValueError, KeyError) as error:
-            raise JigsawError(f"{run / ADDRESS}: cannot be read ({error})") from None
+            return False
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise JigsawError(f"{self.run / ADDRESS}: cannot be read ({error})") from None
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(TIMEOUT_S)
         try:
             self.socket.connect(f"\0{where}")
+        except OSError:  # its process is gone, or it is asked by too many
+            self.socket.close()
+            return False
+        try:
             self.socket.sendall(json.dumps(request).encode())
             self.socket.shutdown(socket.SHUT_WR)
         except OSError as error:
             raise self._no_answer(error) from None
+        return True
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -94,8 +235,8 @@ class Question:
     def answer(self) -> Answer:
         """Waits for it; a JigsawError where there is none, or the run refuses."""
         try:
-            answer = _receive(self.socket)
-        except (OSError, ValueError) as error:
+            answer = _received(self.socket)
+        except (OSError, ValueError, RecursionError) as error:
             raise self._no_answer(error) from None
         self.socket.close()
         if "error" in answer:
@@ -105,14 +246,19 @@ class Question:
     def _no_answer(self, error: Exception) -> JigsawError:
         self.socket.close()
         if is_under_way(self.run):
-            return JigsawError(f"{self.run}: does not answer yet ({error}); try again in a moment")
-        said = f"does not answer ({error}); has it been killed? It goes on with --resume"
+            said = (
+                f"gave no answer ({error}); repeat the command: if it was carried out, nothing happens twice"
+            )
+        else:
+            said = f"ended before it answered ({error}); repeat the command when it goes on with --resume"
         return JigsawError(f"{self.run}: {said}")
 
 
 def why_silent(run: Path, do: str) -> str:
     """Why a folder has nobody who could do this, and what its user can do instead."""
     several = _holds_pipelines(run)
+    if (run / ADDRESS).exists() and not is_under_way(run):
+        return "was killed; nothing to talk to. It goes on with --resume"
     if several is None:
         return "is neither a run of several pipelines nor a cluster; nothing to talk to"
     if _holds_pipelines(run.absolute().parent):
@@ -148,7 +294,8 @@ def _holds_pipelines(run: Path) -> bool | None:
 
 def ask(run: Path, **request: Any) -> Answer:
     """Sends a request to the run in this folder; a JigsawError where none is under way, or it refuses."""
-    return Question(run, **request).answer()
+    patience = START_S if _holds_pipelines(run) else 0.0
+    return Question(run, patience, **request).answer()
 
 
 def _user_of(connection: socket.socket) -> int:
@@ -156,13 +303,10 @@ def _user_of(connection: socket.socket) -> int:
     return int(struct.unpack("3i", content)[1])
 
 
-def _receive(connection: socket.socket) -> dict[str, Any]:
+def _received(connection: socket.socket) -> dict[str, Any]:
     content = b""
     while piece := connection.recv(65536):
         content += piece
         if len(content) > MOST_BYTES:
-            raise ValueError("too long")
-    result = json.loads(content)
-    if not isinstance(result, dict):
-        raise ValueError("no object")
-    return result
+            break
+    return _parsed(content)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import platform
 import shutil
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jigsawrl import durable
 from jigsawrl.config import files, text
@@ -33,12 +32,14 @@ from jigsawrl.model.cpu import make_bfloat16_safe
 from jigsawrl.pipeline.base import base_folder
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.starts import refuse_what_cannot_fit_apart
+from jigsawrl.runtime.commands import Commands
 from jigsawrl.runtime.control import Control
 from jigsawrl.runtime.family import prepare_for
 from jigsawrl.runtime.layout import Layout, layout_in_pools, layout_of
 from jigsawrl.runtime.learning import first_outlook
 from jigsawrl.runtime.member import Member
 from jigsawrl.runtime.mind import Mind
+from jigsawrl.runtime.requests import Entry, Requests
 from jigsawrl.runtime.scheduler import Scheduler, Work
 from jigsawrl.runtime.shares import Device, Shares, shares_here
 from jigsawrl.store import folders, heirs
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from jigsawrl.telemetry.progress import Progress
 
 PROFILE = "profile.json"
-SUBMITTED = "submitted.json"
 MOST_DESCRIBED = 8
 """Pipelines that the line at the start describes."""
 STORE_PART = 0.25
@@ -97,7 +97,7 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
     """
     refuse_inside_another(out)
     with under_way(out), ExitStack() as stack:
-        asked, mix = mix, with_submitted(mix, out) if resume else mix
+        asked, mix = mix, with_submitted(mix, Requests(out)) if resume else mix
         check_all(mix)
         if check_mix_folder(asked.config, out, resume):
             refuse_if_under_way(out / name for name in mix.config.pipelines)
@@ -132,6 +132,12 @@ def _run(
     if bases is not None:
         take_bases(list(members.values()), bases)
     durable.replace(out / RESOLVED, text.dump(asked.config.model_dump(mode="json")).encode())
+
+    def admit(name: str, entry: Entry) -> tuple[Member, RunConfig]:
+        return submitted(mix, name, entry, out, worker, device, started, layouts)
+
+    commands = Commands(Requests(out), members, mix.runs, admit)
+    stack.enter_context(Control(out, commands.answer))
     if device == "cpu" and any(config.model.dtype == "bfloat16" for config in configs.values()):
         make_bfloat16_safe()  # once, for all processes
     policy = POLICIES[mix.config.policy]
@@ -163,28 +169,26 @@ def _run(
         layouts={name: member.layout.written() for name, member in members.items()},
         python=platform.python_version(),
     )
-    control = Control(out)
+    for member in members.values():
+        write_config(member)
 
-    def admit(request: dict[str, Any]) -> Member:
-        member = submitted(mix, request, out, worker, device, started, layouts)
+    def welcome(member: Member) -> None:
         if resume:
             heirs.take_over(store, left_of([member]))
-        remember_submitted(out, request)
+        write_config(member)
         for line in remarks([member.config]):
             progress.message(line)
-        return member
 
     table = table_on(worker, known)
     pools = mix.config.pools
     first = pools.rollout if pools else None
     mind = Mind(policy, table, count, worker.device_bytes, len(shares.workers[0]), first)
-    scheduler = Scheduler(members, mind, shares, store, log, progress, resume, control, admit)
+    scheduler = Scheduler(members, mind, shares, store, log, progress, resume, commands, welcome)
     gc.freeze()  # what is there by now stays, and need not be looked through again and again
     try:
         scheduler.run()
     finally:
         gc.unfreeze()
-        control.close()
         log.emit("end", work=scheduler.work.seconds, messages=scheduler.work.messages)
         log.close()
         folders.remove(store)
@@ -303,15 +307,16 @@ def check(config: RunConfig) -> None:
         raise JigsawError(f"pipelines.{config.name}: {error}") from None
 
 
-def remember_submitted(out: Path, request: dict[str, Any]) -> None:
-    """So that --resume takes it along."""
-    entries = {**submitted_entries(out), request["name"]: request["entry"]}
-    durable.replace(out / SUBMITTED, json.dumps(entries, indent=1).encode())
+def write_config(member: Member) -> None:
+    """A pipeline's folder says what it is before its processes are there, for it may be cancelled before."""
+    if not (member.out / RESOLVED).exists():
+        member.out.mkdir(parents=True, exist_ok=True)
+        durable.replace(member.out / RESOLVED, member.config.to_yaml().encode())
 
 
-def with_submitted(mix: Mix, out: Path) -> Mix:
+def with_submitted(mix: Mix, requests: Requests) -> Mix:
     """The pipelines of the run file, and those that came while it ran."""
-    more = {name: entry for name, entry in submitted_entries(out).items() if name not in mix.config.pipelines}
+    more = {name: entry for name, entry in requests.submitted.items() if name not in mix.config.pipelines}
     if not more:
         return mix
     settings = {name: {k: v for k, v in entry.items() if v is not None} for name, entry in more.items()}
@@ -321,26 +326,18 @@ def with_submitted(mix: Mix, out: Path) -> Mix:
     return Mix(config, {**mix.runs, **runs})
 
 
-def submitted_entries(out: Path) -> dict[str, dict[str, Any]]:
-    try:
-        entries: dict[str, dict[str, Any]] = json.loads((out / SUBMITTED).read_text())
-    except FileNotFoundError:
-        return {}
-    return entries
-
-
 def submitted(
     mix: Mix,
-    request: dict[str, Any],
+    name: str,
+    entry: Entry,
     out: Path,
     worker: Hardware,
     device: Device,
     started: Callable[[str, RunConfig], RunConfig],
     layouts: Layouts,
-) -> Member:
-    """A pipeline that comes while others run; a JigsawError if it cannot be run."""
-    name = request["name"]
-    settings = {key: value for key, value in request["entry"].items() if value is not None}
+) -> tuple[Member, RunConfig]:
+    """A pipeline that comes while others run, and its run file; a JigsawError if it cannot be run."""
+    settings = {key: value for key, value in entry.items() if value is not None}
     data = {**mix.config.model_dump(mode="json"), "pipelines": {name: settings}}
     config = checked_mix(data)
     more = Mix(config, {name: run_of(Path(config.pipelines[name].run or ""))})
@@ -353,7 +350,7 @@ def submitted(
     check(own)
     member = member_of(more, name, own, out, worker, None, layouts)
     refuse([member.outlook], worker, config)
-    return member
+    return member, more.runs[name]
 
 
 def refuse(outlooks: Sequence[Outlook], worker: Hardware, config: PipelinesConfig) -> None:

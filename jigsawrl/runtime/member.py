@@ -57,8 +57,6 @@ class Member:
 
     @property
     def standing(self) -> str:
-        if self.held:
-            return "paused"
         return "under way" if self.began else "set-up" if self.family else "to come"
 
     def made(self, step: int) -> None:

@@ -16,10 +16,11 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.profile import Workload, table_on
 from jigsawrl.policies.named import POLICIES
-from jigsawrl.runtime.launch import known_before, submitted_entries
+from jigsawrl.runtime.launch import known_before
 from jigsawrl.runtime.layout import read_layout
 from jigsawrl.runtime.learning import first_outlook
 from jigsawrl.runtime.mind import Mind, read, written_action
+from jigsawrl.runtime.requests import Requests
 from jigsawrl.telemetry import jsonl
 from jigsawrl.telemetry.events import EVENTS_FILE
 
@@ -117,7 +118,7 @@ class Again:
     def join(self, name: str, layout: list[list[int]] | None, known: Workload | None = None) -> None:
         """Where the log does not tell its layout, it is from before ranks and workers could differ."""
         asked = checked_mix(read_run_file(self.run / RESOLVED))
-        entry = asked.pipelines.get(name) or PipelineConfig(**submitted_entries(self.run)[name])
+        entry = asked.pipelines.get(name) or PipelineConfig(**Requests(self.run).submitted[name])
         config = validated(read_run_file(self.run / name / RESOLVED))
         worker = Hardware(**self.start["hardware"])
         usual = self.mind.world.layout

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.policies.state import Action, Migrate, Phase, Start, Swap, Wait
-from jigsawrl.runtime.control import Control
+from jigsawrl.runtime.commands import Commands
 from jigsawrl.runtime.family import Family, how_it_ended
 from jigsawrl.runtime.member import RETRIES, Member
 from jigsawrl.runtime.messages import (
@@ -72,9 +72,9 @@ class Scheduler:
     log: EventLog
     progress: Progress
     resume: bool
-    control: Control
-    admit: Callable[[dict[str, Any]], Member]
-    """Makes a member of what somebody submits, or refuses it."""
+    commands: Commands
+    welcome: Callable[[Member], None]
+    """Called before the processes of a submitted pipeline are started."""
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     watch: Watch = field(init=False)
     sharing: Sharing = field(init=False)
@@ -92,7 +92,8 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.watch = Watch(self.progress, len(self.shares.workers))
         self.sharing = Sharing(self.store, self.shares)
-        self.selector.register(self.control, selectors.EVENT_READ, ("", "control"))
+        self.commands.at_work = lambda name: self.mind.runs(name) is not None
+        self.selector.register(self.commands, selectors.EVENT_READ, ("", "commands"))
         for member in self.members.values():
             self._join(member)
 
@@ -103,8 +104,9 @@ class Scheduler:
         """Until every pipeline has ended, one way or another. Nothing is left running, whatever happens."""
         with interrupts() as pressed:
             try:
+                self._remember_requests()
                 self.watch.show(self.mind.world, self.members, at_once=True)
-                while any(member.ended is None for member in self.members.values()):
+                while any(m.ended is None for m in self.members.values()) or not self.commands.close():
                     if pressed() > 1:
                         self._note_stop()
                         raise KeyboardInterrupt("stopped at once; go on with --resume")
@@ -129,7 +131,7 @@ class Scheduler:
             ready.setdefault(name, set()).add(what)
         self.watch.pass_time(self.mind.world, now())
         if ready.pop("", None):
-            self.control.serve(self._asked_from_outside)
+            self._obey()
         families = {name: self.members[name].family for name in ready}
         for name, what in ready.items():
             member = self.members[name]
@@ -179,6 +181,8 @@ class Scheduler:
         member.family = Family(
             member.config, member.out, resume, self.store, self.shares, layout, shared, member.homes
         )
+        if member.cancelled:
+            self._tell(member, Stop())  # it only saves what it had made
         self.selector.register(member.family.line, selectors.EVENT_READ, (member.name, "line"))
         for sentinel in member.family.sentinels:
             self.selector.register(sentinel, selectors.EVENT_READ, (member.name, "process"))
@@ -239,7 +243,9 @@ class Scheduler:
         """From its last step, or not at all if that keeps failing."""
         member.deaths += guilty
         self.log.emit("died", pipeline=member.name, reason=reason, deaths=member.deaths)
-        if member.deaths > RETRIES:
+        if member.deaths > RETRIES and member.cancelled:
+            self._end(member, "cancelled", reason)
+        elif member.deaths > RETRIES:
             self._end(member, "failed", f"it died {member.deaths} times in a row; last, {reason}")
         elif self.stopping:
             self._end(member, "interrupted", reason)
@@ -253,6 +259,8 @@ class Scheduler:
     def _end(self, member: Member, how: str, reason: str) -> None:
         member.ended, member.reason, member.family = how, reason, None
         self.sharing.left(member.config, member.layout)
+        if how == "finished":
+            self.commands.finished(member.name)
         self.log.emit(how, pipeline=member.name, step=member.done, reason=reason)
         if how == "failed":
             self.progress.message(f"{member.name}: failed: {reason}")
@@ -264,7 +272,7 @@ class Scheduler:
         self.falling_asleep = {each for each in self.falling_asleep if each[0] != member.name}
 
     def _stop_all(self) -> None:
-        self.stopping = True
+        self.stopping = self.commands.stopping = True
         self.progress.message("stopping: steps are finished and saved; press Ctrl-C again to stop at once")
         for member in self.members.values():
             if member.family is not None:
@@ -337,39 +345,58 @@ class Scheduler:
 
     # What people ask for while it runs
 
-    def _asked_from_outside(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request["do"] == "submit":
-            if self.stopping:
-                raise JigsawError("it is stopping")
-            member = self.admit(request)
-            if member.name in self.members:
-                raise JigsawError(f"there is a pipeline {member.name} already; choose another --name")
-            member.arrival = now() - self.started
-            self.members[member.name] = member
-            self._join(member)
-            self.log.emit("submitted", pipeline=member.name, layout=member.layout.written())
-            self.progress.message(f"{member.name}: submitted")
-        else:
-            name = str(request["pipeline"])
-            if name not in self.members:
-                raise JigsawError(f"there is no pipeline {name}; there are {', '.join(self.members)}")
-            self._told_to(self.members[name], str(request["do"]))
-        return {"pipelines": {name: member.ended or member.standing for name, member in self.members.items()}}
+    def _remember_requests(self) -> None:
+        """Whoever was cancelled or paused in an earlier run of this folder, or during set-up, stays so."""
+        self.commands.set_up = True
+        for name in sorted(self.commands.requests.cancelled & self.members.keys()):
+            member = self.members[name]
+            member.cancelled = True
+            self._end(member, "cancelled", "before it began")
+            hint = f"'jigsaw resume {member.out.parent} {name}' when the run has ended lets it go on"
+            self.progress.message(f"{name}: is cancelled; {hint}")
+        for name in sorted(self.commands.requests.paused & self.members.keys()):
+            self._told_to(self.members[name], "pause")
+
+    def _obey(self) -> None:
+        """Carries out what users asked for since the last time; it is on the disk already."""
+        for what, member in self.commands.take():
+            if what == "submit":
+                self._take_in(member)
+            elif member.ended is None:
+                self._told_to(member, what)
+
+    def _take_in(self, member: Member) -> None:
+        member.arrival, problem = now() - self.started, ""
+        try:
+            self.welcome(member)
+        except (JigsawError, OSError) as error:
+            problem = str(error)
+        self._join(member)
+        self.log.emit("submitted", pipeline=member.name, layout=member.layout.written())
+        self.progress.message(f"{member.name}: submitted")
+        if problem:
+            self._end(member, "failed", problem)
+        elif self.stopping:
+            self._end(member, "interrupted", "before it began")
 
     def _told_to(self, member: Member, what: str) -> None:
-        """Pause, resume or cancel. Whatever it is at now is finished: a phase, or with `cancel` a step."""
-        if member.ended is not None:
-            raise JigsawError(f"{member.name} has ended: {member.ended}")
-        if what not in ("pause", "resume", "cancel"):
-            raise JigsawError(f"{what}: not understood")
+        """Pause, resume or cancel. Whatever it is at now is finished: a phase, or with `cancel` a step.
+
+        Nothing holds a pipeline that is to end.
+        """
         if what == "cancel":
+            if member.cancelled:
+                return
             member.cancelled = True
             if member.family is None:
                 self._end(member, "cancelled", "before it began")
                 return
             self._tell(member, Stop())
-        member.held = what == "pause"
-        self.news.append((member.name, Held(member.held)))
+        held = what == "pause" and not (self.stopping or member.cancelled)
+        if held == member.held and what != "cancel":
+            return
+        member.held = held
+        self.news.append((member.name, Held(held)))
         self.log.emit(what, pipeline=member.name, step=member.done)
         self.progress.message(f"{member.name}: {what}")
 

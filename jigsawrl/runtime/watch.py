@@ -89,6 +89,8 @@ def pipeline_line(world: World, member: Member) -> PipelineLine:
         return PipelineLine(member.name, 0.0, "recovering" if member.deaths else "set-up")
     pipeline = world.pipelines[member.name]
     lanes = [world.lanes.lanes[key] for key in pipeline.lanes]
+    if not lanes and member.held:
+        return PipelineLine(member.name, 0.0, "paused")
     if not lanes:
         states = {"ready": "waiting", "running": "", "done": "recovering" if member.deaths else "saving"}
         return PipelineLine(member.name, 0.0, states[pipeline.status])

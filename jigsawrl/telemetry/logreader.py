@@ -305,8 +305,9 @@ class _Reader:
         if kind not in _ENDS:
             return
         self._goes_on(name, t)
+        again = kind == self._last_end.get(name) == "cancelled" and name in self.log.ended
         self._last_end[name] = kind
-        if name not in self._finished:
+        if name not in self._finished and not again:  # what stays cancelled had ended before
             self.log.ended[name] = t
         if self._session is not None:
             self._session.ended.add(name)

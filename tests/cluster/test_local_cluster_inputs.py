@@ -133,7 +133,7 @@ REFUSED = {
     "a run's own name": Case(
         "submit MADE job.yaml --name store",
         2,
-        "a job cannot be called store, as one of a run's own files is; choose another --name",
+        "'store' is the name of one of a run folder's own files; choose another --name",
     ),
     "no folder's name": Case(
         "submit MADE job.yaml --name ../out",

@@ -12,6 +12,7 @@ import pytest
 from mixes import assert_figures_agree
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.runtime import control
 from jigsawrl.runtime.control import Control, ask
 from jigsawrl.telemetry.logreader import read_run
 from jigsawrl.underway import under_way
@@ -66,8 +67,11 @@ def test_a_pipeline_joins_another_is_paused_resumed_and_cancelled(tmp_path: Path
         assert elsewhere.returncode == 2
         assert "are cores; set device: cpu or auto" in elsewhere.stderr
         again = jigsaw(tmp_path, "submit", "out", "short.yaml")
-        assert again.returncode == 2
-        assert "there is a pipeline short already" in again.stderr
+        assert again.returncode == 0
+        assert "short was submitted before, and is there already; nothing is changed" in again.stdout
+        other = jigsaw(tmp_path, "submit", "out", "short.yaml", "--steps", "4")
+        assert other.returncode == 2
+        assert "there is a pipeline short already" in other.stderr
         until(lambda: any(e["event"] == "finished" and e["pipeline"] == "short" for e in events(run)))
         paused = next(e["t"] for e in events(run) if e["event"] == "pause")
         meanwhile = [
@@ -100,25 +104,22 @@ def test_a_pipeline_joins_another_is_paused_resumed_and_cancelled(tmp_path: Path
 
 
 def test_nonsense_is_answered_and_forgotten(tmp_path: Path) -> None:
-    import threading
-
-    control = Control(tmp_path)
-    control.socket.setblocking(True)
+    (tmp_path / "config.yaml").write_text(SEVERAL)
 
     def answer(request: dict) -> dict:
         if request["do"] == "refuse":
             raise JigsawError("no")
         return {"pipelines": {}, "echo": request["do"]}
 
-    thread = threading.Thread(target=lambda: [control.serve(answer) for _ in range(3)])
-    thread.start()
-    assert ask(tmp_path, do="hello")["echo"] == "hello"
-    with pytest.raises(JigsawError, match="no"):
-        ask(tmp_path, do="refuse")
-    with pytest.raises(JigsawError, match="not understood"):
-        ask(tmp_path, what="else")
-    thread.join(timeout=10)
-    control.close()
+    with Control(tmp_path, answer):
+        assert ask(tmp_path, do="hello")["echo"] == "hello"
+        with pytest.raises(JigsawError, match="no"):
+            ask(tmp_path, do="refuse")
+        with pytest.raises(JigsawError, match="not understood"):
+            ask(tmp_path, what="else")
+    with pytest.raises(JigsawError, match="has ended; nothing to talk to"):
+        ask(tmp_path, do="hello")
+    (tmp_path / "config.yaml").unlink()
     with pytest.raises(JigsawError, match="neither a run of several pipelines nor a cluster"):
         ask(tmp_path, do="hello")
 
@@ -151,12 +152,16 @@ def test_a_run_of_one_pipeline_says_so_and_what_to_do_and_that_it_has_ended_only
     assert said_of(tmp_path) == "has ended; nothing to talk to"
 
 
-def test_a_run_of_several_that_is_being_set_up_has_not_ended(tmp_path: Path) -> None:
+def test_a_run_of_several_that_is_being_set_up_has_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "START_S", 0.1)
     (tmp_path / "config.yaml").write_text(SEVERAL)
     with under_way(tmp_path):
         assert said_of(tmp_path) == "is still being set up; try again in a moment"
         (tmp_path / "control.json").write_text(json.dumps({"socket": "jigsawrl-nobody", "pid": 1}))
-        assert said_of(tmp_path).startswith("does not answer yet (")
+        assert said_of(tmp_path) == "is still being set up; try again in a moment"
+    assert said_of(tmp_path) == "was killed; nothing to talk to. It goes on with --resume"
     (tmp_path / "control.json").unlink()
     assert said_of(tmp_path) == "has ended; nothing to talk to"
 

@@ -1,0 +1,186 @@
+"""Commands of users to a live run: checked, remembered on the disk, answered at once, carried out by the scheduler.
+
+Answers are given in threads of their own, so that a scheduler that is busy, or not there yet, keeps nobody waiting.
+A command that is repeated is the same command, so whoever heard no answer can ask again.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jigsawrl.config.pipelines import run_of
+from jigsawrl.config.reserved import alike
+from jigsawrl.config.settings import RunConfig
+from jigsawrl.errors import JigsawError
+from jigsawrl.runtime.member import Member
+from jigsawrl.runtime.requests import Entry, Requests
+
+Order = tuple[str, Member]
+"""What is to be done, and with whom: submit, pause, resume, cancel."""
+LATER = "accepted; it takes effect once the run is set up"
+
+
+class Commands:
+    def __init__(
+        self,
+        requests: Requests,
+        members: dict[str, Member],
+        submitted_runs: Mapping[str, RunConfig],
+        admit: Callable[[str, Entry], tuple[Member, RunConfig]],
+    ) -> None:
+        """`submitted_runs` are the run files of the pipelines that were submitted before; `admit` makes a member of
+        a pipeline and reads its run file, or refuses it."""
+        self.requests, self.members, self.admit = requests, members, admit
+        self.files = {name: run for name, run in submitted_runs.items() if name in requests.submitted}
+        """The run files of submitted pipelines, as they were accepted."""
+        self.at_work: Callable[[str], bool] = lambda name: False
+        """Whether a phase of a pipeline runs now."""
+        self.set_up = False
+        """Whether the scheduler is there, which carries orders out."""
+        self.stopping = False
+        self.closed = False
+        self.lock = threading.RLock()
+        """Held while requests or members change."""
+        self.orders: deque[Order] = deque()
+        self.coming: dict[str, Member] = {}
+        """Pipelines that were accepted, and that the scheduler does not know yet."""
+        self.wake = io.FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
+
+    def fileno(self) -> int:
+        """Can be read while there are orders."""
+        return self.wake.fileno()
+
+    # The scheduler's side
+
+    def take(self) -> list[Order]:
+        """All orders since the last time; pipelines that were submitted are members from now on."""
+        with self.lock:
+            orders = list(self.orders)
+            self.orders.clear()
+            self.members.update(self.coming)
+            self.coming.clear()
+            if orders:
+                os.eventfd_read(self.wake.fileno())
+        return orders
+
+    def close(self) -> bool:
+        """Takes no more orders; False where there are some still, and nothing is closed."""
+        with self.lock:
+            self.closed = not self.orders
+            return self.closed
+
+    def finished(self, name: str) -> None:
+        """A pipeline made all of its steps, so nothing that was asked of it matters any more."""
+        with self.lock:
+            self.requests.withdraw(name)
+
+    # The users' side
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """How all pipelines stand after a request, and a line that says more; a JigsawError where it is refused."""
+        what = request["do"]
+        if what == "submit":
+            said = self._submit(request["name"], request["entry"])
+        elif what in ("pause", "resume", "cancel"):
+            with self.lock:
+                said = getattr(self, f"_{what}")(self._named(request["pipeline"]))
+        else:
+            raise JigsawError(f"{what}: not understood")
+        return {"pipelines": self.standings(), "said": said or ("" if self.set_up else LATER)}
+
+    def standings(self) -> dict[str, str]:
+        with self.lock:
+            everyone = {**self.members, **self.coming}
+            return {name: self._standing(member) for name, member in everyone.items()}
+
+    def _standing(self, member: Member) -> str:
+        if member.ended is not None:
+            return member.ended
+        if member.cancelled or member.name in self.requests.cancelled:
+            return "ends after its step" if member.began else "ends before its first step"
+        if self.stopping:
+            return "ends after its step"
+        if member.name in self.requests.paused:
+            return "pauses after its phase" if self.at_work(member.name) else "paused"
+        return member.standing
+
+    def _named(self, name: Any) -> Member:
+        found = self.members.get(name) or self.coming.get(name)
+        if found is None:
+            there = ", ".join([*self.members, *self.coming])
+            raise JigsawError(f"there is no pipeline {name}; there are {there}")
+        return found
+
+    def _submit(self, name: str, entry: Entry) -> str:
+        there = f"{name} was submitted before, and is there already; nothing is changed"
+        if name in self.files and self._is_there(name, entry, run_of(Path(entry["run"]))):
+            return there
+        with self.lock:
+            self._refuse(name)
+        member, run = self.admit(name, entry)  # reads data: others are answered meanwhile
+        with self.lock:
+            if self._is_there(name, entry, run):  # by somebody else, meanwhile
+                return there
+            self._refuse(name)
+            self.requests.submit(name, entry)
+            self.files[name], self.coming[name] = run, member
+            self._order("submit", member)
+        return ""
+
+    def _is_there(self, name: str, entry: Entry, run: RunConfig) -> bool:
+        """Whether this very pipeline was submitted before."""
+        return self.requests.submitted.get(name) == entry and self.files.get(name) == run
+
+    def _refuse(self, name: str) -> None:
+        """A JigsawError where no pipeline of this name can come."""
+        taken = {**self.members, **self.coming}
+        if name in taken:
+            raise JigsawError(f"there is a pipeline {name} already; choose another --name")
+        if (other := alike(name, taken)) is not None:
+            raise JigsawError(f"there is a pipeline {other} already; choose a --name that differs in more")
+        if self.closed:
+            raise JigsawError("has ended; start a run of its own for what you submit")
+        if self.stopping:
+            raise JigsawError("it is stopping; submit it again when it goes on with --resume")
+
+    def _pause(self, member: Member) -> str:
+        if member.ended is not None:
+            raise JigsawError(f"{member.name} has ended: {member.ended}")
+        if member.name in self.requests.cancelled or member.cancelled:
+            raise JigsawError(f"{member.name} was cancelled and ends after its step; it cannot be paused")
+        if self.stopping:
+            raise JigsawError(f"it is stopping, and {member.name} ends after its step; it cannot be paused")
+        self.requests.pause(member.name)
+        self._order("pause", member)
+        return ""
+
+    def _resume(self, member: Member) -> str:
+        name = member.name
+        if name in self.requests.cancelled or member.cancelled:
+            self.requests.withdraw(name)
+            return f"{name} was cancelled; it goes on when the run has ended and goes on with --resume"
+        if member.ended is not None:
+            raise JigsawError(f"{name} has ended: {member.ended}")
+        self.requests.withdraw(name)
+        self._order("resume", member)
+        return ""
+
+    def _cancel(self, member: Member) -> str:
+        if member.ended == "finished":
+            raise JigsawError(f"{member.name} has ended: finished")
+        self.requests.cancel(member.name)
+        if member.ended is None:
+            self._order("cancel", member)
+            return ""
+        was = "was cancelled before" if member.ended == "cancelled" else f"has ended: {member.ended}"
+        return f"{member.name} {was}; it does not go on with --resume"
+
+    def _order(self, what: str, member: Member) -> None:
+        self.orders.append((what, member))
+        os.eventfd_write(self.wake.fileno(), 1)
