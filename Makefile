@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test lint types pytest test-long test-vllm clean
+.PHONY: quickstart test lint types pytest test-long test-vllm soak clean
 
 quickstart: $(VENV)/.core
 	$(BIN)/jigsaw compare examples/four/run.yaml workers=$$(( $$(nproc) > 1 ? 2 : 1 )) --policies jigsaw,serial \
@@ -27,6 +27,12 @@ pytest: $(VENV)/.dev
 # Tests that take many seconds each and have a smaller twin in `make test`, such as kernels of 7B models on numpy.
 test-long: $(VENV)/.dev
 	timeout 1500 $(BIN)/pytest -m long -n 2
+
+# Random commands and kills to live runs: whatever finishes is compared with the same pipeline alone.
+MINUTES ?= 1
+SEED ?= 1
+soak: $(VENV)/.dev
+	timeout $$(($(MINUTES) * 60 + 900)) $(BIN)/python tests/soak/commands.py --minutes $(MINUTES) --seed $(SEED)
 
 # vLLM pins its own torch companions, so it lives in a venv of its own.
 test-vllm: .venv-vllm/.ready

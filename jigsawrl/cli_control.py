@@ -150,7 +150,10 @@ def _submit_job(folder: Path, file: Path, name: str | None, steps: int | None, t
     from jigsawrl.daemon.admission import submit as submit_job
     from jigsawrl.underway import is_under_way
 
-    job = submit_job(folder, file, name, steps, terms)
+    job, new = submit_job(folder, file, name, steps, terms)
+    if not new:
+        print(f"{job.name}: was submitted before, and is there already; nothing is changed")
+        return
     print(f"{job.name}: submitted{'' if is_under_way(folder) else '; it waits until the cluster is started'}")
 
 

@@ -38,8 +38,11 @@ COLD_S = 6.0
 HOUR = 3600.0
 
 
-def submit(folder: Path, file: Path, name: str | None, steps: int | None, terms: dict[str, Any]) -> JobEntry:
-    """Adds a job to a cluster, whether it is running or not. A JigsawError where it could never run there."""
+def submit(
+    folder: Path, file: Path, name: str | None, steps: int | None, terms: dict[str, Any]
+) -> tuple[JobEntry, bool]:
+    """Adds a job to a cluster, whether it is running or not, and says whether it is new: the same job may be there
+    already. A JigsawError where it could never run there."""
     ledger = Ledger(folder)
     run = load_run_file(file)
     given = {"name": name, "steps": steps}
@@ -56,9 +59,9 @@ def submit(folder: Path, file: Path, name: str | None, steps: int | None, terms:
     check_task(run)
     entry = JobEntry(run.name, run, terms_of(terms), 0.0)
     refuse_misfit(entry, cluster_of(ledger.config))
-    ledger.submit(run.name, run, entry.terms)
+    new = ledger.submit(run.name, run, entry.terms)
     ledger.close()
-    return entry
+    return entry, new
 
 
 def terms_of(given: dict[str, Any]) -> TermsConfig:

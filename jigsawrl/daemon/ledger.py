@@ -180,21 +180,24 @@ class Ledger:
 
     # By whoever submits
 
-    def submit(self, name: str, run: RunConfig, terms: TermsConfig) -> None:
-        values = [name, run.model_dump_json(), terms.model_dump_json(), time.time()]
-        try:
-            with self.change():
+    def submit(self, name: str, run: RunConfig, terms: TermsConfig) -> bool:
+        """Whether the job is new: the same one, submitted again, is there already."""
+        what = [name, run.model_dump_json(), terms.model_dump_json()]
+        with self.change():
+            same = "SELECT name, run, terms FROM jobs WHERE name = ? COLLATE NOCASE"
+            if (found := self.db.execute(same, [name]).fetchone()) is None:
+                values = [*what, time.time()]
                 self.db.execute("INSERT INTO jobs (name, run, terms, submitted) VALUES (?, ?, ?, ?)", values)
                 self.note("submitted", name, None, "")
-        except sqlite3.IntegrityError:
-            raise JigsawError(
-                f"{self.folder}: there is a job {name} already; choose another --name"
-            ) from None
+                return True
+        if list(found) != what:
+            raise JigsawError(f"{self.folder}: there is a job {found[0]} already; choose another --name")
+        return False
 
     def ask_to_cancel(self, name: str) -> None:
         with self.change():
             found = self.job(name)
-            if found.over:
+            if found.over and found.state != "cancelled":
                 raise JigsawError(f"{name} has ended: {found.state}")
             self.db.execute("UPDATE jobs SET cancel = 1 WHERE name = ?", [name])
 

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -308,10 +308,14 @@ def check(config: RunConfig) -> None:
 
 
 def write_config(member: Member) -> None:
-    """A pipeline's folder says what it is before its processes are there, for it may be cancelled before."""
-    if not (member.out / RESOLVED).exists():
-        member.out.mkdir(parents=True, exist_ok=True)
-        durable.replace(member.out / RESOLVED, member.config.to_yaml().encode())
+    """A pipeline's folder says what it is before its processes are there, for it may be cancelled before.
+
+    Where that is not possible, the pipeline will fail, and no other.
+    """
+    with suppress(OSError):
+        if not (member.out / RESOLVED).exists():
+            member.out.mkdir(parents=True, exist_ok=True)
+            durable.replace(member.out / RESOLVED, member.config.to_yaml().encode())
 
 
 def with_submitted(mix: Mix, requests: Requests) -> Mix:
