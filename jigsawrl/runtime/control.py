@@ -203,9 +203,10 @@ class Question:
         self.run = run
         until = time.monotonic() + patience
         while not self._asked(request):
-            if not is_under_way(run) or time.monotonic() > until:
+            waits = is_under_way(run) and _holds_pipelines(run) is not False
+            if not waits or time.monotonic() > until:
                 raise JigsawError(f"{run}: {why_silent(run, str(request.get('do')))}")
-            time.sleep(0.05)
+            time.sleep(0.1)
 
     def _asked(self, request: dict[str, Any]) -> bool:
         """Whether somebody was there to be asked."""
@@ -259,6 +260,8 @@ def why_silent(run: Path, do: str) -> str:
     several = _holds_pipelines(run)
     if (run / ADDRESS).exists() and not is_under_way(run):
         return "was killed; nothing to talk to. It goes on with --resume"
+    if several is None and is_under_way(run) and not (run / RESOLVED).exists():
+        return "is still being set up; try again in a moment"
     if several is None:
         return "is neither a run of several pipelines nor a cluster; nothing to talk to"
     if _holds_pipelines(run.absolute().parent):
@@ -294,8 +297,7 @@ def _holds_pipelines(run: Path) -> bool | None:
 
 def ask(run: Path, **request: Any) -> Answer:
     """Sends a request to the run in this folder; a JigsawError where none is under way, or it refuses."""
-    patience = START_S if _holds_pipelines(run) else 0.0
-    return Question(run, patience, **request).answer()
+    return Question(run, START_S, **request).answer()
 
 
 def _user_of(connection: socket.socket) -> int:

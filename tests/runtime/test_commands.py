@@ -179,12 +179,13 @@ def test_a_run_whose_pipeline_died_in_set_up_can_be_replayed(tmp_path: Path) -> 
 
 
 def test_a_client_waits_for_a_run_that_is_starting(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("workers: 1\npipelines:\n  a: {run: a.yaml}\n")
+    """Its folder is empty at first, or has what a run that was killed has left."""
     (tmp_path / "control.json").write_text(json.dumps({"socket": "jigsawrl-nobody", "pid": 1}))
     heard: list[dict[str, Any]] = []
     with under_way(tmp_path):
         asking = threading.Thread(target=lambda: heard.append(ask(tmp_path, do="pause", pipeline="a")))
         asking.start()
+        (tmp_path / "config.yaml").write_text("workers: 1\npipelines:\n  a: {run: a.yaml}\n")
         with Control(tmp_path, lambda request: {"pipelines": {"a": "paused"}}):
             asking.join(PATIENCE_S)
     assert heard == [{"pipelines": {"a": "paused"}}]
@@ -274,3 +275,25 @@ def test_a_connection_that_says_nothing_is_closed(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(control, "REQUEST_S", 0.1)
     with Control(tmp_path, lambda request: {}), Talker(tmp_path).connect() as one:
         assert one.recv(1) == b""
+
+
+def test_more_commands_at_a_time_than_are_answered_are_told_to_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "MOST_AT_WORK", 1)
+    (tmp_path / "config.yaml").write_text("workers: 1\npipelines:\n  a: {run: a.yaml}\n")
+    began, done = threading.Event(), threading.Event()
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        began.set()
+        done.wait(PATIENCE_S)
+        return {"pipelines": {}}
+
+    with under_way(tmp_path), Control(tmp_path, answer):
+        first = threading.Thread(target=lambda: ask(tmp_path, do="pause", pipeline="a"))
+        first.start()
+        assert began.wait(PATIENCE_S)
+        with pytest.raises(JigsawError, match="too many commands"):
+            ask(tmp_path, do="pause", pipeline="a")
+        done.set()
+        first.join(PATIENCE_S)
