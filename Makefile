@@ -28,11 +28,12 @@ pytest: $(VENV)/.dev
 test-long: $(VENV)/.dev
 	timeout 1500 $(BIN)/pytest -m long -n 2
 
-# Random commands and kills to live runs: whatever finishes is compared with the same pipeline alone.
+# Random commands and kills to live runs and clusters: whatever finishes is compared with the same alone.
 MINUTES ?= 1
 SEED ?= 1
 soak: $(VENV)/.dev
 	timeout $$(($(MINUTES) * 60 + 900)) $(BIN)/python tests/soak/commands.py --minutes $(MINUTES) --seed $(SEED)
+	timeout $$(($(MINUTES) * 60 + 900)) $(BIN)/python tests/soak/clusters.py --minutes $(MINUTES) --seed $(SEED)
 
 # vLLM pins its own torch companions, so it lives in a venv of its own.
 test-vllm: .venv-vllm/.ready

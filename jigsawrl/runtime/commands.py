@@ -11,6 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,11 @@ class Commands:
             return self.closed
 
     def finished(self, name: str) -> None:
-        """A pipeline made all of its steps, so nothing that was asked of it matters any more."""
-        with self.lock:
+        """A pipeline made all of its steps, so nothing that was asked of it matters any more.
+
+        Where that cannot be written down, the next --resume takes it for cancelled, and makes no step either.
+        """
+        with self.lock, suppress(OSError):
             self.requests.withdraw(name)
 
     # The users' side

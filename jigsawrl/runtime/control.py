@@ -71,8 +71,8 @@ class Control:
         self.incoming: dict[int, _Incoming] = {}
         self.at_work: set[threading.Thread] = set()
         self.thread = threading.Thread(target=self._serve, name="control", daemon=True)
-        self.thread.start()
         durable.replace(self.address, json.dumps({"socket": name, "pid": os.getpid()}).encode())
+        self.thread.start()
 
     def __enter__(self) -> Self:
         return self

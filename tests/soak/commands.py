@@ -341,28 +341,37 @@ def learn_alone(folder: Path) -> dict[str, Any]:
         return dict(zip(PIPELINES, pool.map(learn, PIPELINES), strict=True))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+def options(what: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=what.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--rounds", type=int, default=10**6)
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def again(given: argparse.Namespace) -> str:
+    """How to have the same once more."""
+    program = Path(sys.argv[0]).name
+    return f"again: python tests/soak/{program} --seed {given.seed} --minutes {given.minutes:g}"
+
+
+def main() -> int:
+    given = options(__doc__ or "")
     began = time.monotonic()
     until = began + 60 * given.minutes
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     done: Counter[str] = Counter()
     slowest, number = 0.0, 0
-    again = f"again: make soak SEED={given.seed} MINUTES={given.minutes:g}"
     print(f"seed {given.seed}, {given.minutes:g} minutes, in {folder}", flush=True)
     alone = learn_alone(folder)
-    while number < given.rounds and (number == 0 or time.monotonic() < until):
+    while number == 0 or time.monotonic() < until:
         own = folder / f"round-{number}"
         draw = random.Random(f"{given.seed}/{number}")
         one = Round(number, draw, own, alone, done)
         try:
             one.play(until)
         except (Wrong, AssertionError, JigsawError, OSError) as error:
-            print(f"round {number} of seed {given.seed}: {type(error).__name__}: {error}\nsee {own}\n{again}")
+            print(f"round {number} of seed {given.seed}: {type(error).__name__}: {error}\nsee {own}")
+            print(again(given))
             return 1
         slowest, number = max(slowest, one.slowest), number + 1
         shutil.rmtree(own)
@@ -372,7 +381,7 @@ def main() -> int:
     )
     for what, count in sorted(done.items()):
         print(f"{count:6}  {what}")
-    print(again)
+    print(again(given))
     return 0
 
 
