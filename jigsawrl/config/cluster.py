@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from jigsawrl.config.fields import Name, Settings, Text, refuse
+from jigsawrl.config.fields import Name, Place, Priority, Settings, Text, refuse
 from jigsawrl.config.messages import explain, joined
 from jigsawrl.config.pipelines import AtLeastOne, is_profile_file
 from jigsawrl.config.runfile import overridden, read_run_file
@@ -99,7 +99,7 @@ class ClusterConfig(Settings):
     """Jobs in a group, at most."""
     link: Figure = 20.0
     """Gbit/s between pools; new weights cross it once a step."""
-    profile: Text = "h100-traces"
+    profile: Place = "h100-traces"
     """Measured workloads that durations of models are carried over from: built in, or a file of `jigsaw fit`."""
     kinds: dict[Name, KindConfig] = Field(default_factory=dict)
     """Accelerators of one's own, by name."""
@@ -152,7 +152,7 @@ class JobConfig(Settings):
     """To make."""
     arrival: Since = 0.0
     """Hours after the start at which it comes."""
-    priority: Annotated[int, Field(strict=True)] = 0
+    priority: Priority = 0
     """Higher goes first."""
     tenant: Name | None = None
     """Whose it is; nodes that become free go to the tenant who has least."""
@@ -179,7 +179,7 @@ class TermsConfig(Settings):
 
     max_slowdown: AtLeastOne = 1.5
     """Times as long as alone, at most: its SLO."""
-    priority: Annotated[int, Field(strict=True)] = 0
+    priority: Priority = 0
     """Higher goes first."""
     tenant: Name | None = None
     """Whose it is; nodes that become free go to the tenant who has least."""

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 GROUP_ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
 
+MOST_TRAJECTORIES = 1_000_000
+MOST_TINY_PARAMETERS = 1_000_000_000
+
 NO_DEMONSTRATIONS = ("data", "textarena", "environment")
 
 
@@ -59,8 +62,13 @@ def _algorithm(config: RunConfig) -> Iterator[str]:
 def _batch(config: RunConfig) -> Iterator[str]:
     prompts, samples = config.rollout.prompts_per_step, config.rollout.samples
     batch, cuts = prompts * samples, config.algorithm.minibatches
-    if batch % cuts:
-        fits = [n for n in range(1, min(batch, cuts) + 1) if batch % n == 0][-1]
+    if batch > MOST_TRAJECTORIES:
+        yield (
+            f"rollout.prompts_per_step: {prompts}, with rollout.samples {samples}, makes {batch} trajectories; "
+            f"lower one of them, to {MOST_TRAJECTORIES} of them a step at most"
+        )
+    elif batch % cuts:
+        fits = next(n for n in range(min(batch, cuts), 0, -1) if batch % n == 0)
         yield (
             f"algorithm.minibatches: {cuts} does not divide the {batch} trajectories of a step "
             f"(prompts_per_step {prompts} x samples {samples}); set it to {fits}, for example"
@@ -118,6 +126,12 @@ def _model(config: RunConfig) -> Iterator[str]:
 
 
 def _tiny_shape(tiny: TinyConfig) -> Iterator[str]:
+    parameters = 12 * tiny.layers * tiny.hidden**2
+    if parameters > MOST_TINY_PARAMETERS:
+        yield (
+            f"model.tiny.hidden: {tiny.hidden}, with {tiny.layers} layers, makes {parameters:,} parameters, "
+            f"and a tiny model may have {MOST_TINY_PARAMETERS:,}; lower hidden or layers"
+        )
     if tiny.hidden % (2 * tiny.heads):
         yield (
             f"model.tiny.hidden: {tiny.hidden} is not a multiple of {2 * tiny.heads} (twice the heads); "

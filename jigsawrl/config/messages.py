@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import difflib
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +11,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from jigsawrl.config.schema import Model, all_settings, allowed, section_at, task_kinds
-from jigsawrl.errors import JigsawError
+from jigsawrl.errors import JigsawError, printable, shown
 
 MOST = 3
+LONGEST_KEY = 200
+MOST_EXPLAINED = 50
 
 
 def joined(problems: Sequence[str]) -> str:
@@ -24,14 +25,17 @@ def joined(problems: Sequence[str]) -> str:
 
 
 def explain(error: ValidationError, root: Model, data: Any) -> list[str]:
-    """One line for each thing that is wrong in `data`."""
+    """One line for each thing that is wrong in `data`; where that is a lot, the later ones are only names of keys."""
     details = error.errors(include_url=False)
+    around = {detail["loc"][:length] for detail in details for length in range(len(detail["loc"]))}
     lines: list[str] = []
     for detail in details:
-        place = detail["loc"]
-        inside = any(other["loc"][: len(place)] == place != other["loc"] for other in details)
-        if not inside:
-            lines += _explain(detail, root, data).splitlines()
+        if detail["loc"] in around:
+            continue
+        if len(lines) < MOST_EXPLAINED:
+            lines += _explain(detail, root, data).split("\n")
+        else:
+            lines.append(".".join(map(str, detail["loc"])))
     return lines
 
 
@@ -41,24 +45,11 @@ def require(key: str, value: str, choices: Sequence[str]) -> None:
         raise JigsawError(_wrong(key, value, f"one of {', '.join(choices)}"))
 
 
-def shown(value: Any) -> str:
-    """A value as one would write it in a run file, cut to a readable length."""
-    if isinstance(value, float):
-        text = {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}.get(repr(value), repr(value))
-    elif isinstance(value, str):
-        text = repr(value)
-    else:
-        try:
-            text = json.dumps(value, default=str, ensure_ascii=False)
-        except (TypeError, ValueError, RecursionError):  # odd keys, or a YAML alias to what it is part of
-            text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def _explain(detail: ErrorDetails, root: Model, data: Any) -> str:
     kind, value = detail["type"], detail["input"]
     path = _path(detail["loc"], data)
-    key = ".".join(map(str, path)).replace(".[", "[")
+    key = printable(".".join(path).replace(".[", "[")).replace("\n", "\\n")
+    key = key if len(key) <= LONGEST_KEY else f"{key[: LONGEST_KEY - 3]}..."
     if kind == "refused":
         return f"{key}: {detail['msg']}" if key else detail["msg"]
     if kind == "invalid_key":
@@ -70,7 +61,8 @@ def _explain(detail: ErrorDetails, root: Model, data: Any) -> str:
             if "kind" in value
             else _missing(f"{key}.kind", choices)
         )
-    names = [part for part in path if not part.startswith("[")]
+    element = isinstance(detail["loc"][-1], int) if detail["loc"] else False
+    names = [part for part in path[:-1] if not part.startswith("[")] + ([] if element else path[-1:])
     owner = section_at(root, names[:-1], data)
     if kind == "extra_forbidden":
         return f"{key}: no such setting; {_nearest(names, owner, root)}"
@@ -81,7 +73,6 @@ def _explain(detail: ErrorDetails, root: Model, data: Any) -> str:
         return (
             f"{key}: {shown(value)} is not allowed; it must be text, a number, true, false, null, or a list"
         )
-    element = path[-1].startswith("[")
     if kind == "missing" and not element:
         purpose = (field.description or "").rstrip(".")
         return _missing(key, f"{allowed(field)} ({purpose[:1].lower()}{purpose[1:]})")

@@ -13,7 +13,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from jigsawrl.config.fields import Count, Name, NotNegative, Positive, Settings, Text, refuse
+from jigsawrl.config.fields import (
+    MOST,
+    Count,
+    Name,
+    NotNegative,
+    Place,
+    Positive,
+    Priority,
+    Settings,
+    Text,
+    at_most,
+    refuse,
+)
 from jigsawrl.config.messages import explain, joined
 from jigsawrl.config.reserved import alike, is_reserved, refusal
 from jigsawrl.config.runfile import anchor_paths, overridden, read_run_file, validated
@@ -21,7 +33,7 @@ from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
 
 PolicyName = Literal["jigsaw", "serial", "concurrent", "rollout-mux", "rollmux", "rlix", "greedy"]
-AtLeastOne = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=1)]
+AtLeastOne = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=1), at_most(MOST)]
 
 
 def _not_reserved(name: str) -> str:
@@ -39,13 +51,13 @@ class PipelineConfig(Settings):
 
     workload: Text | None = None
     """A workload of the profile; such a pipeline can only be simulated."""
-    run: Text | None = None
+    run: Place | None = None
     """A run file with one pipeline."""
     steps: Count | None = None
     """Steps to make; null: as the run file says, or 10."""
     tp: Count | None = None
     """Workers that one engine spans; null: as measured, or 1."""
-    priority: Annotated[int, Field(strict=True)] = 0
+    priority: Priority = 0
     """Higher goes first."""
     max_slowdown: AtLeastOne | None = None
     """Times as long as alone, at most; null: no limit."""
@@ -112,7 +124,7 @@ class PipelinesConfig(Settings):
     """Their kind; null: the profile's."""
     memory: Positive | None = None
     """GB of each worker that pipelines may fill, asleep ones not counted; null: what it has."""
-    profile: Text = "h100-traces"
+    profile: Place = "h100-traces"
     """Measured workloads and costs: a built-in profile, or a file of `jigsaw fit` (NAME.json)."""
     pipelines: Annotated[dict[PipelineName, PipelineConfig], Field(min_length=1, max_length=256)]
     """By name."""

@@ -11,9 +11,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from jigsawrl.config import files, text
-from jigsawrl.config.messages import explain, joined, shown
+from jigsawrl.config.messages import explain, joined
 from jigsawrl.config.settings import RunConfig
-from jigsawrl.errors import JigsawError
+from jigsawrl.errors import JigsawError, shown
+from jigsawrl.reading import read_regular
+
+MOST_BYTES = 1 << 20
+"""Of a run file: some hundred times the largest ones."""
+BYTES_OF_A_VALUE = 10
+"""A file may come to as many values as if each took this many bytes."""
 
 
 def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -64,10 +70,11 @@ def described(config: RunConfig) -> str:
     return f"{what}{model}, task {config.task.kind}, {steps}"
 
 
-def read_run_file(path: Path) -> dict[str, Any]:
+def read_run_file(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     """The mapping in a run file, not yet checked."""
     try:
-        content = text.parse(path.read_text(encoding="utf-8-sig"), str(path))
+        written = read_regular(path, most_bytes).decode("utf-8-sig")
+        content = text.parse(written, str(path), most_bytes // BYTES_OF_A_VALUE)
     except FileNotFoundError:
         raise JigsawError(f"{path}: there is no such run file") from None
     except IsADirectoryError:

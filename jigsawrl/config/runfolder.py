@@ -9,12 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from jigsawrl.config.messages import shown
 from jigsawrl.config.pipelines import PipelinesConfig, checked_mix
 from jigsawrl.config.runfile import read_run_file, validated
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.config.started import RESOLVED, continued, dated, ranked
-from jigsawrl.errors import JigsawError
+from jigsawrl.errors import JigsawError, shown
 from jigsawrl.surface import option
 
 FREE = ("steps", "workers", "checkpoint", "telemetry")

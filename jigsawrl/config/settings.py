@@ -17,10 +17,13 @@ from jigsawrl.config.fields import (
     Fraction,
     Name,
     NotNegative,
+    Place,
     Positive,
     Settings,
     Text,
     Whole,
+    at_least,
+    at_most,
     refuse,
 )
 from jigsawrl.config.tasks import TaskConfig
@@ -41,13 +44,13 @@ LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_pr
 class TinyConfig(Settings):
     """Shape of the character-level model that is built on the spot, and its supervised warm-up."""
 
-    layers: Count = 2
+    layers: Annotated[Count, at_most(256)] = 2
     """Decoder layers."""
-    hidden: Count = 128
+    hidden: Annotated[Count, at_most(16_384)] = 128
     """Width of the residual stream."""
-    heads: Count = 4
+    heads: Annotated[Count, at_most(1024)] = 4
     """Attention heads."""
-    kv_heads: Count = 2
+    kv_heads: Annotated[Count, at_most(1024)] = 2
     """Key-value heads, shared by the attention heads."""
     warmup_steps: Whole = 300
     """Supervised steps on the task's demonstrations before RL starts."""
@@ -58,20 +61,20 @@ class TinyConfig(Settings):
 class LoraConfig(Settings):
     """Low-rank adapters, trained instead of the whole model."""
 
-    rank: Count = 8
+    rank: Annotated[Count, at_most(65_536)] = 8
     """Rank of every adapter."""
     alpha: Positive = 16.0
     """Adapters are scaled by alpha / rank."""
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1), Distinct] = get_args(LoraTarget)
     """Matrices that get an adapter."""
-    path: Text | None = None
+    path: Place | None = None
     """Folder of a PEFT adapter to start from; null: a fresh one."""
 
 
 class ModelConfig(Settings):
     """The model to train."""
 
-    path: Text = "tiny"
+    path: Place = "tiny"
     """A Hugging Face folder, or `tiny`: a small model built on the spot."""
     tiny: Annotated[TinyConfig | None, Field(validate_default=True)] = None
     """Settings of the tiny model; only with path: tiny."""
@@ -110,7 +113,7 @@ class RolloutConfig(Settings):
     """Longer prompts are dropped at the start, and counted."""
     date: Date | None = None
     """The date that a chat template writes as today's; null: the day on which the run started, local time."""
-    temperature: Positive = 1.0
+    temperature: Annotated[Positive, at_least(1e-6)] = 1.0
     """Softmax temperature of the sampling."""
     top_p: Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1)] = 1.0
     """Sample from the smallest set of tokens with this probability; 1: off."""
@@ -126,9 +129,9 @@ class RolloutConfig(Settings):
     """Go on past the model's own ends, up to max_tokens: for measuring, where lengths must not differ."""
     block_size: Annotated[int, Field(strict=True, ge=1, le=1024)] = 16
     """Tokens in one block of the KV cache."""
-    max_num_seqs: Count = 256
+    max_num_seqs: Annotated[Count, at_most(65_536)] = 256
     """Sequences decoded at the same time."""
-    max_num_batched_tokens: Count = 2048
+    max_num_batched_tokens: Annotated[Count, at_most(1 << 24)] = 2048
     """Tokens of one forward pass; longer prefills are cut into chunks."""
     kv_cache_tokens: Count | None = None
     """Tokens that the KV cache holds; null: from the batch and the memory there is."""
@@ -278,9 +281,9 @@ class RunConfig(Settings):
     """Batch-invariant kernels, one CPU thread: the same tokens and losses with the same number of ranks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto: on a GPU where there is one."""
-    workers: Count = 1
+    workers: Annotated[Count, at_most(4096)] = 1
     """Cores or GPUs to use, with a data-parallel process on each."""
-    ranks: Count | None = None
+    ranks: Annotated[Count, at_most(4096)] | None = None
     """Data-parallel ranks, on which results depend; null: as many as workers when the run begins, and so for good."""
     threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
     """CPU threads per worker; null: cores / workers, fewer on a busy machine; with deterministic: true always one."""

@@ -6,9 +6,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from jigsawrl.config.fields import Count, Distinct, NotNegative, Params, Positive, Settings, Target, Text
+from jigsawrl.config.fields import (
+    Count,
+    Distinct,
+    NotNegative,
+    Params,
+    Place,
+    Seconds,
+    Settings,
+    Target,
+    Text,
+    at_most,
+)
 
 OnError = Literal["zero", "stop"]
+Processes = Annotated[Count, at_most(256)]
+Turns = Annotated[Count, at_most(10_000)]
+Size = Annotated[Count, at_most(1_000_000)]
+Latency = Annotated[NotNegative, at_most(100_000)]
 Operations = Annotated[tuple[Literal["+", "-", "*"], ...], Field(min_length=1), Distinct]
 
 
@@ -17,22 +32,22 @@ class RewardConfig(Settings):
 
     path: Target
     """Where the function is: `file.py:function` or `module:function`; it leaves out a sample by returning None."""
-    timeout: Positive = 30.0
+    timeout: Seconds = 30.0
     """Seconds that one call may take."""
     on_error: OnError = "zero"
     """A call that fails: counts as reward zero (`zero`), or ends the run (`stop`)."""
-    processes: Count = 2
+    processes: Processes = 2
     """Processes that run the function."""
     params: Params = Field(default={})
     """Further keyword arguments of the function."""
 
 
 class _Sandboxed(Settings):
-    env_timeout: Positive = 30.0
+    env_timeout: Seconds = 30.0
     """Seconds that one call may take."""
     on_error: OnError = "zero"
     """A call that fails: ends the episode with reward zero (`zero`), or the run (`stop`)."""
-    processes: Count = 2
+    processes: Processes = 2
     """Processes that run the task's code."""
 
 
@@ -45,7 +60,7 @@ class ArithmeticTask(Settings):
     """Largest number in a sum."""
     operations: Operations = ("+",)
     """Operations that occur: +, -, *."""
-    size: Count = 512
+    size: Size = 512
     """Number of prompts."""
 
 
@@ -54,7 +69,7 @@ class DataTask(Settings):
 
     kind: Literal["data"] = "data"
     """Which task: data."""
-    path: Text
+    path: Place
     """A JSONL file, a parquet file, or the folder of a saved Hugging Face dataset."""
     format: Literal["auto", "jsonl", "parquet", "hf"] = "auto"
     """How to read it; auto: by the name."""
@@ -79,7 +94,7 @@ class ReasoningGymTask(_Sandboxed):
     """Name of the dataset, such as chain_sum."""
     params: Params = Field(default={})
     """Difficulty settings of the dataset, such as max_terms."""
-    size: Count = 1000
+    size: Size = 1000
     """Number of prompts."""
     system_prompt: str | None = None
     """System message put before every prompt."""
@@ -90,17 +105,17 @@ class CalculatorTask(_Sandboxed):
 
     kind: Literal["calculator"] = "calculator"
     """Which task: calculator."""
-    latency: NotNegative = 0.05
+    latency: Latency = 0.05
     """Seconds that the tool takes for an answer."""
-    latency_jitter: NotNegative = 0.0
+    latency_jitter: Latency = 0.0
     """Seconds added at most to the latency, at random."""
     max_number: Annotated[int, Field(strict=True, ge=1, le=10**9)] = 20
     """Largest number in a sum."""
     operations: Operations = ("+",)
     """Operations that occur: +, -, *."""
-    size: Count = 512
+    size: Size = 512
     """Number of prompts."""
-    max_turns: Count = 4
+    max_turns: Turns = 4
     """Turns of the model in one episode."""
 
 
@@ -113,9 +128,9 @@ class TextArenaTask(_Sandboxed):
     """Name of the game, such as GuessTheNumber-v0."""
     params: Params = Field(default={})
     """Settings of the game."""
-    size: Count = 512
+    size: Size = 512
     """Number of different games."""
-    max_turns: Count = 16
+    max_turns: Turns = 16
     """Turns of the model in one episode."""
     system_prompt: str | None = None
     """System message put before the game's first observation."""
@@ -130,9 +145,9 @@ class EnvironmentTask(_Sandboxed):
     """Where the class is: `file.py:Class` or `module:Class`."""
     params: Params = Field(default={})
     """Keyword arguments of the class."""
-    size: Count = 512
+    size: Size = 512
     """Number of different seeds for `reset`."""
-    max_turns: Count = 16
+    max_turns: Turns = 16
     """Turns of the model in one episode."""
     system_prompt: str | None = None
     """System message put before the first observation."""
