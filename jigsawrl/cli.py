@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -14,13 +15,14 @@ import typer
 from jigsawrl import __version__, cli_cluster, cli_control, cli_plan, cli_profile, cli_report
 from jigsawrl.cli_help import Command, Commands
 from jigsawrl.cli_output import INTERRUPTED, stdout_on_stderr
-from jigsawrl.errors import JigsawError
+from jigsawrl.errors import JigsawError, shown
 from jigsawrl.processes import spin_briefly
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
     from jigsawrl.pipeline.loop import Result
 
+WRONG_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EPERM)
 INTERRUPTION = "interrupted; a run goes on with --resume"
 # Typer raises click's errors, its own copy of click or the package, and exports only this one of them.
 ClickException: Any = typer.BadParameter.__mro__[2]
@@ -152,10 +154,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _fail(str(error), 2)
     except ClickException as error:
         context = error.ctx.command_path if error.ctx else "jigsaw"
-        _fail(f"{error.format_message().rstrip('.')}\ntry '{context} --help'", 2)
+        _fail(f"{JigsawError(error.format_message().rstrip('.'))}\ntry '{context} --help'", 2)
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in WRONG_PATH:
+            raise
+        _fail(f"{shown(error.filename)}: {error.strerror}; give another path", 2)
     except typer.Abort:
         code = INTERRUPTED
     if code == INTERRUPTED:  # typer has caught the KeyboardInterrupt

@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 from typing import Any
 
+LONGEST_LINE = 2000
+
 
 class JigsawError(Exception):
     """Something the user can mend: one to three lines that say what is wrong and what to do. Exit code 2.
 
-    Names and values of the user's are part of its message, so whatever a terminal would obey in it is shown escaped.
+    Names and values of the user's are part of its message, so whatever a terminal would obey in it is shown escaped,
+    and endless lines are cut.
     """
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(printable(str(message)))
+        super().__init__("\n".join(map(_cut, printable(str(message)).split("\n"))))
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 403]}...{line[-400:]}"
 
 
 def printable(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -12,7 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from jigsawrl.config.fields import Name, Place, Priority, Settings, Text, refuse
 from jigsawrl.config.messages import explain, joined
 from jigsawrl.config.pipelines import AtLeastOne, is_profile_file
-from jigsawrl.config.runfile import overridden, read_run_file
+from jigsawrl.config.runfile import absolute, overridden, read_run_file
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.hardware import CPU
 
@@ -250,4 +249,4 @@ def _loaded(model: type[Config], path: Path, overrides: Sequence[str], what: str
 
 def _anchor(data: dict[str, Any], folder: Path) -> None:
     if is_profile_file(data.get("profile")):
-        data["profile"] = os.path.abspath(folder / os.path.expanduser(data["profile"]))
+        data["profile"] = absolute(data["profile"], folder)

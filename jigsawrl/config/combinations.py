@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 GROUP_ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
 
 MOST_TRAJECTORIES = 1_000_000
-MOST_TINY_PARAMETERS = 1_000_000_000
 
 NO_DEMONSTRATIONS = ("data", "textarena", "environment")
 
@@ -126,12 +125,6 @@ def _model(config: RunConfig) -> Iterator[str]:
 
 
 def _tiny_shape(tiny: TinyConfig) -> Iterator[str]:
-    parameters = 12 * tiny.layers * tiny.hidden**2
-    if parameters > MOST_TINY_PARAMETERS:
-        yield (
-            f"model.tiny.hidden: {tiny.hidden}, with {tiny.layers} layers, makes {parameters:,} parameters, "
-            f"and a tiny model may have {MOST_TINY_PARAMETERS:,}; lower hidden or layers"
-        )
     if tiny.hidden % (2 * tiny.heads):
         yield (
             f"model.tiny.hidden: {tiny.hidden} is not a multiple of {2 * tiny.heads} (twice the heads); "

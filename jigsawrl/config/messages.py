@@ -45,11 +45,16 @@ def require(key: str, value: str, choices: Sequence[str]) -> None:
         raise JigsawError(_wrong(key, value, f"one of {', '.join(choices)}"))
 
 
+def shown_key(key: str) -> str:
+    """A key, or an override, on one line of readable length."""
+    key = printable(key).replace("\n", "\\n")
+    return key if len(key) <= LONGEST_KEY else f"{key[: LONGEST_KEY - 3]}..."
+
+
 def _explain(detail: ErrorDetails, root: Model, data: Any) -> str:
     kind, value = detail["type"], detail["input"]
     path = _path(detail["loc"], data)
-    key = printable(".".join(path).replace(".[", "[")).replace("\n", "\\n")
-    key = key if len(key) <= LONGEST_KEY else f"{key[: LONGEST_KEY - 3]}..."
+    key = shown_key(".".join(path).replace(".[", "["))
     if kind == "refused":
         return f"{key}: {detail['msg']}" if key else detail["msg"]
     if kind == "invalid_key":

@@ -28,7 +28,7 @@ from jigsawrl.config.fields import (
 )
 from jigsawrl.config.messages import explain, joined
 from jigsawrl.config.reserved import alike, is_reserved, refusal
-from jigsawrl.config.runfile import anchor_paths, overridden, read_run_file, validated
+from jigsawrl.config.runfile import absolute, anchor_paths, overridden, read_run_file, validated
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
 
@@ -224,17 +224,13 @@ def _anchor(data: dict[str, Any], folder: Path) -> None:
     """Makes relative paths absolute, in place: those of a run, of run files, of a profile that is a file."""
     anchor_paths(data, folder)
     if is_profile_file(data.get("profile")):
-        data["profile"] = _absolute(data["profile"], folder)
+        data["profile"] = absolute(data["profile"], folder)
     pipelines = data.get("pipelines")
     for entry in pipelines.values() if isinstance(pipelines, dict) else ():
         if isinstance(entry, dict) and isinstance(entry.get("run"), str) and entry["run"]:
-            entry["run"] = _absolute(entry["run"], folder)
+            entry["run"] = absolute(entry["run"], folder)
 
 
 def is_profile_file(profile: Any) -> bool:
     """Whether it names a file and not a built-in profile."""
     return isinstance(profile, str) and (profile.endswith(".json") or os.sep in profile)
-
-
-def _absolute(path: str, folder: Path) -> str:
-    return os.path.abspath(folder / os.path.expanduser(path))

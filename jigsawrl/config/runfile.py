@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from jigsawrl.config import files, text
-from jigsawrl.config.messages import explain, joined
+from jigsawrl.config.messages import explain, joined, shown_key
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError, shown
 from jigsawrl.reading import read_regular
@@ -106,7 +106,12 @@ def anchor_paths(data: dict[str, Any], folder: Path) -> None:
 
 def _anchor(section: Any, folder: Path) -> None:
     if isinstance(section, dict) and isinstance(section.get("path"), str) and section["path"]:
-        section["path"] = os.path.abspath(folder / os.path.expanduser(section["path"]))
+        section["path"] = absolute(section["path"], folder)
+
+
+def absolute(path: str, folder: Path) -> str:
+    """A path that is relative to a folder; what can be no path stays as it is, to be refused with its key."""
+    return path if "\0" in path else os.path.abspath(folder / os.path.expanduser(path))
 
 
 def _is_file_target(target: Any) -> bool:
@@ -122,12 +127,16 @@ def _apply(data: dict[str, Any], override: str) -> None:
     name, equals, value = override.partition("=")
     *parents, last = keys = [key.strip() for key in name.split(".")]
     if not equals or not all(keys):
-        raise JigsawError(f"{override!r} is no override; write section.key=value, such as rollout.samples=8")
+        raise JigsawError(
+            f"{shown(override)} is no override; write section.key=value, such as rollout.samples=8"
+        )
     section = data
     for depth, key in enumerate(parents, 1):
         if section.get(key) is None:
             section[key] = {}
         section = section[key]
         if not isinstance(section, dict):
-            raise JigsawError(f"{override}: {'.'.join(keys[:depth])} is {shown(section)}, not a section")
-    section[last] = text.parse(value, override)
+            raise JigsawError(
+                f"{shown_key(override)}: {shown_key('.'.join(keys[:depth]))} is {shown(section)}, not a section"
+            )
+    section[last] = text.parse(value, shown_key(override))

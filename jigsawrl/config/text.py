@@ -49,8 +49,8 @@ class _Loader(yaml.SafeLoader):
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
         node = super().compose_scalar_node(anchor)
-        if re.search("[\0\ud800-\udfff]", node.value):
-            raise _refusal("a character that is not allowed in text; remove it", node.start_mark)
+        if re.search("[\ud800-\udfff]", node.value):
+            raise _refusal("half of a surrogate pair, which is no character; remove it", node.start_mark)
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:

@@ -135,7 +135,8 @@ class Ledger:
             content = self.db.execute("SELECT config, dollars, groups FROM cluster").fetchone()
             self.config = ClusterConfig.model_validate_json(content[0])
         except (sqlite3.Error, ValueError, TypeError) as error:
-            raise JigsawError(f"{folder / FILE}: cannot be read ({error})") from None
+            said = str(error).partition("\n")[0]
+            raise JigsawError(f"{folder / FILE}: cannot be read ({said})") from None
         self.dollars: float = content[1]
         self.groups_founded: int = content[2]
         self._seen = -1
@@ -166,7 +167,7 @@ class Ledger:
             self.db.execute("BEGIN IMMEDIATE")
             yield
             self.db.execute("COMMIT")
-        except sqlite3.OperationalError as error:
+        except (sqlite3.OperationalError, UnicodeEncodeError) as error:
             raise JigsawError(f"{self.folder / FILE}: cannot be written ({error})") from None
         finally:
             if self.db.in_transaction:
@@ -315,6 +316,25 @@ class Ledger:
         return found[::-1]
 
 
+@contextmanager
+def undamaged(folder: Path) -> Iterator[None]:
+    """A JigsawError where what is read inside turns out to be damaged."""
+    try:
+        yield
+    except (
+        sqlite3.DatabaseError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
+        said = str(error).partition("\n")[0][:200]
+        raise JigsawError(
+            f"{folder / FILE}: is damaged ({said}); put a copy of it there, or start a cluster in another folder"
+        ) from None
+
+
 def _connect(folder: Path) -> sqlite3.Connection:
     db = sqlite3.connect(folder / FILE, timeout=PATIENCE_S, isolation_level=None)
     db.execute("PRAGMA journal_mode = WAL")
@@ -325,6 +345,8 @@ def _connect(folder: Path) -> sqlite3.Connection:
 def _job(row: Sequence[Any]) -> JobEntry:
     _, name, run, terms, submitted, cancel, state, reason, step, furthest, deaths, began, spent, *rest = row
     group, planned, rollout, training, ended, *counts = rest
+    if not isinstance(name, str) or state not in get_args(JobState):
+        raise ValueError(f"a job {name!r} that is {state!r}")
     return JobEntry(
         name,
         RunConfig.model_validate_json(run),

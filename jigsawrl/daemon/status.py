@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from jigsawrl.daemon.ledger import JobEntry, Ledger
+from jigsawrl.daemon.ledger import JobEntry, Ledger, undamaged
 from jigsawrl.daemon.runs import job_folder
 from jigsawrl.underway import is_under_way
 
@@ -21,6 +22,13 @@ LATELY = 10
 
 def document(folder: Path) -> dict[str, Any]:
     """For --json."""
+    with undamaged(folder):
+        found = _document(folder)
+        json.dumps(found)
+    return found
+
+
+def _document(folder: Path) -> dict[str, Any]:
     ledger, running = Ledger(folder), is_under_way(folder)
     groups, jobs, nodes = ledger.groups() if running else [], ledger.jobs(), ledger.nodes()
     events, reasons = ledger.events(LATELY), ledger.reasons()

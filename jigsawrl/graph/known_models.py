@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jigsawrl.errors import JigsawError
+from jigsawrl.errors import JigsawError, shown
 from jigsawrl.graph.shape import ModelShape
 
 Numbers = tuple[float, int, int, int, int]
@@ -89,6 +89,16 @@ def is_mixture(name: str) -> bool:
     return _MIXTURE.search(_normal(name)) is not None
 
 
+MOST = {
+    "parameters": 1e15,
+    "layers": 10_000,
+    "hidden": 10_000_000,
+    "kv_heads": 1_000_000,
+    "head_dim": 1_000_000,
+    "bytes_per_parameter": 16,
+}
+
+
 def model_given(value: Any, where: str) -> ModelShape:
     """A model by its name or by its numbers, as the key "model" holds it."""
     if isinstance(value, str):
@@ -96,11 +106,13 @@ def model_given(value: Any, where: str) -> ModelShape:
     if not isinstance(value, Mapping):
         raise JigsawError(f"{where}: is neither a name nor numbers; {_HOW}")
     numbers: dict[str, float] = {}
-    for key in ("parameters", "layers", "hidden", "kv_heads", "head_dim"):
-        number = value.get(key)
+    for key in ("parameters", "layers", "hidden", "kv_heads", "head_dim", "bytes_per_parameter"):
+        number = value.get(key, 2 if key == "bytes_per_parameter" else None)
         good = isinstance(number, int | float) and not isinstance(number, bool)
         if number is None or not good or not math.isfinite(number) or number <= 0:
-            raise JigsawError(f"{where}: {key} is {number!r}, not a positive number; {_HOW}")
+            raise JigsawError(f"{where}: {key} is {shown(number)}, not a positive number; {_HOW}")
+        if not 1 <= number <= MOST[key]:
+            raise JigsawError(f"{where}: {key} is {shown(number)}, and no model has that; {_HOW}")
         numbers[key] = number
     return ModelShape(
         name=str(value.get("name", "model")),
@@ -109,7 +121,7 @@ def model_given(value: Any, where: str) -> ModelShape:
         hidden=int(numbers["hidden"]),
         kv_heads=int(numbers["kv_heads"]),
         head_dim=int(numbers["head_dim"]),
-        bytes_per_parameter=int(value.get("bytes_per_parameter", 2)),
+        bytes_per_parameter=int(numbers["bytes_per_parameter"]),
     )
 
 

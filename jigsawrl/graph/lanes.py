@@ -8,6 +8,7 @@ lanes with durations that turned out, the look-ahead with predicted ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -192,9 +193,10 @@ class Lanes:
         elapsed = until - self.now
         self.now = until
         ended = []
+        least = math.ulp(until)  # no later point of time can be told from this one
         for lane in self.lanes.values():
             lane.left -= lane.speed * elapsed
-            if lane.left <= INSTANT and lane.speed > 0:
+            if lane.left <= max(INSTANT, lane.speed * least) and lane.speed > 0:
                 lane.left = 0.0
                 ended.append(lane)
         return ended

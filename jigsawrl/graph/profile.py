@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jigsawrl import durable
-from jigsawrl.errors import JigsawError
+from jigsawrl.errors import JigsawError, shown
 from jigsawrl.graph.cost import Costs, DecodeCost, LinearCost
 from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.hardware import HARDWARE, Hardware, hardware_named
@@ -30,10 +30,18 @@ from jigsawrl.graph.interference import Interference, table_of
 from jigsawrl.graph.interference_file import table_in, table_out
 from jigsawrl.graph.known_models import model_given
 from jigsawrl.graph.shape import ModelShape, PipelineShape
+from jigsawrl.reading import read_regular
 
 FORMAT = 1
 _NUMBERS = re.compile(r"\[\s+((?:-?[\d.e+-]+,\s+)*-?[\d.e+-]+)\s+\]")
 MOST_BYTES = 64 * 2**20
+MOST_WORKERS = 100_000
+MOST_SEQUENCES = 10_000_000
+MOST_TOKENS = 10_000_000
+MOST_SECONDS = 30 * 86400.0
+MOST_COEFFICIENT = 1e9
+MOST_OF_HARDWARE = 1e21
+"""Whatever says more is nonsense, and simulations with it would not end."""
 LEVELS = (
     *(i / 40 for i in range(39)),
     *(1 - each for each in (0.04, 0.03, 0.02, 0.015, 0.01, 0.0075, 0.005, 0.004, 0.003, 0.002, 0.001, 0.0)),
@@ -146,9 +154,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
             f"{path}: there is no such profile; built in are {names}. 'jigsaw fit FOLDER' makes one"
         )
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise JigsawError(f"{path}: is larger than {MOST_BYTES // 2**20} MiB; it is no profile")
-        content = path.read_text(encoding="utf-8-sig")
+        content = read_regular(path, MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise JigsawError(f"{path}: is not UTF-8 text (byte {error.start})") from None
     except OSError as error:
@@ -277,7 +283,7 @@ def _document(text: str, where: str) -> dict[str, Any]:
 def _profile(document: dict[str, Any], where: str) -> Profile:
     try:
         hardware = document["hardware"]
-        hardware = hardware_named(hardware) if isinstance(hardware, str) else Hardware(**hardware)
+        hardware = hardware_named(hardware) if isinstance(hardware, str) else _hardware_in(hardware, where)
         if "base" in document:
             return _carried(document, hardware)
         if [*map(float, document["levels"])] != [_short(each) for each in LEVELS]:
@@ -299,8 +305,17 @@ def _profile(document: dict[str, Any], where: str) -> Profile:
         )
     except KeyError as error:
         raise JigsawError(f"{where}: lacks the key {error}; make it anew with 'jigsaw fit'") from None
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise JigsawError(f"{where}: is damaged ({error}); make it anew with 'jigsaw fit'") from None
+
+
+def _hardware_in(entry: dict[str, Any], where: str) -> Hardware:
+    hardware = Hardware(**entry)
+    for key, value in asdict(hardware).items():
+        least = 0 if key == "price" else 1
+        if key not in ("name", "source") and not least <= value <= MOST_OF_HARDWARE:
+            raise JigsawError(f"{where}, hardware.{key}: is {shown(value)}, and no hardware has that")
+    return hardware
 
 
 def _carried(document: dict[str, Any], hardware: Hardware) -> Profile:
@@ -311,7 +326,7 @@ def _carried(document: dict[str, Any], hardware: Hardware) -> Profile:
         )
     base = load_profile(document["base"])
     measured = {
-        name: (int(each["tp"]), DecodeCost(each["a"], each["b"], each["c"], each["error"]))
+        name: (int(each["tp"]), DecodeCost(*(float(each[key]) for key in ("a", "b", "c", "error"))))
         for name, each in document.get("decode", {}).items()
     }
     workloads = {name: replace(each, costs=each.costs.on(hardware)) for name, each in base.workloads.items()}
@@ -320,20 +335,34 @@ def _carried(document: dict[str, Any], hardware: Hardware) -> Profile:
 
 def _workload(name: str, entry: dict[str, Any], hardware: Hardware, where: str) -> Workload:
     model = model_given(entry["model"], where)
-    gpus, tp = int(entry["gpus"]), int(entry["tp"])
+
+    def within(key: str, least: float, most: float) -> float:
+        value = float(entry[key])
+        if not least <= value <= most:
+            raise JigsawError(
+                f"{where}, {key}: is {shown(entry[key])}, and it lies between {least:g} and {most:g}; "
+                "make the profile anew"
+            )
+        return value
+
+    gpus, tp = int(within("gpus", 1, MOST_WORKERS)), int(within("tp", 1, MOST_WORKERS))
     kept = tuple(tuple(float(value) for value in step) for step in entry["quantiles"])
-    if not kept or any(len(step) != len(LEVELS) or min(step) < 0 for step in kept):
+    if not kept or any(len(step) != len(LEVELS) for step in kept):
         raise JigsawError(f"{where}, quantiles: each step needs {len(LEVELS)} lengths; make the profile anew")
+    if any(not 0 <= value <= MOST_TOKENS for step in kept for value in step):
+        raise JigsawError(
+            f"{where}, quantiles: a response has at most {MOST_TOKENS:,} tokens; make the profile anew"
+        )
     return Workload(
         name=name,
         model=model,
-        sequences=int(entry["sequences"]),
-        samples=int(entry["samples"]),
-        prompt_tokens=float(entry["prompt_tokens"]),
-        observation_tokens=float(entry["observation_tokens"]),
-        max_tokens=int(entry["max_tokens"]),
-        turns=float(entry["turns"]),
-        tool_seconds=float(entry["tool_seconds"]),
+        sequences=int(within("sequences", 1, MOST_SEQUENCES)),
+        samples=int(within("samples", 1, MOST_SEQUENCES)),
+        prompt_tokens=within("prompt_tokens", 0, MOST_TOKENS),
+        observation_tokens=within("observation_tokens", 0, MOST_TOKENS),
+        max_tokens=int(within("max_tokens", 1, MOST_TOKENS)),
+        turns=within("turns", 0, 10_000),
+        tool_seconds=within("tool_seconds", 0, MOST_SECONDS),
         reference=bool(entry["reference"]),
         old_logprobs=bool(entry["old_logprobs"]),
         gpus=gpus,
@@ -352,9 +381,9 @@ def _costs(
             isinstance(value, bool)
             or not isinstance(value, int | float)
             or not math.isfinite(value)
-            or value < 0
+            or not 0 <= value <= MOST_COEFFICIENT
         ):
-            raise JigsawError(f"{where}, {key}: is {value!r}; coefficients are numbers from 0 on")
+            raise JigsawError(f"{where}, {key}: is {shown(value)}; coefficients are numbers from 0 on")
         return float(value)
 
     def linear(key: str) -> LinearCost:

@@ -27,10 +27,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jigsawrl.errors import JigsawError
+from jigsawrl.errors import JigsawError, shown
 from jigsawrl.graph.known_models import model_given, model_named
 from jigsawrl.graph.reconstruct import reconstructed_lengths
 from jigsawrl.graph.shape import ModelShape
+from jigsawrl.reading import read_regular
 
 INDEX = "workloads.json"
 MOST_INDEX_BYTES = 64 * 2**20
@@ -146,9 +147,7 @@ def read_traces(folder: Path) -> tuple[Trace, ...]:
 
 def _read_index(path: Path) -> Mapping[str, Any]:
     try:
-        if path.stat().st_size > MOST_INDEX_BYTES:
-            raise JigsawError(f"{path}: is larger than {MOST_INDEX_BYTES // 2**20} MiB; split the folder")
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path, MOST_INDEX_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise JigsawError(
             f"{path.parent}: holds no {INDEX}; it lists the workloads and their logged steps"
@@ -315,7 +314,7 @@ def _number(metrics: Mapping[str, Any], key: str, where: str, most: float) -> fl
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise JigsawError(f"{where}: {key} is {value!r}, not a number")
+        raise JigsawError(f"{where}: {key} is {shown(value)}, not a number")
     if not math.isfinite(value) or value < 0 or value > most:
         raise JigsawError(f"{where}: {key} is {value}, which cannot be; remove this step or mend it")
     return float(value)
@@ -327,7 +326,7 @@ def _whole(entry: Mapping[str, Any], key: str, where: str, default: int | None) 
         return default
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not good or value != int(value) or value < (0 if key == "step" else 1):
-        raise JigsawError(f"{where}: {key} is {value!r}, not a whole number above 0")
+        raise JigsawError(f"{where}: {key} is {shown(value)}, not a whole number above 0")
     return int(value)
 
 
@@ -358,7 +357,9 @@ def _table(folder: Path, index: Path, name: str, entry: Mapping[str, Any], kind:
         named = (folder / f"{name}.{kind}.csv{suffix}" for suffix in (".gz", ""))
         return next((path for path in named if path.is_file()), None)
     if not isinstance(stated, str) or Path(stated).name != stated:
-        raise JigsawError(f"{index}, {name}, {kind}: {stated!r} is not the name of a file in this folder")
+        raise JigsawError(
+            f"{index}, {name}, {kind}: {shown(stated)} is not the name of a file in this folder"
+        )
     for path in (folder / stated, folder / stated.removesuffix(".gz"), folder / f"{stated}.gz"):
         if path.is_file():
             return path
@@ -428,7 +429,7 @@ def _forwards(path: Path) -> Forwards | None:
     most = (1e7, 1e9, MOST_TOKENS, MOST_SECONDS * 1000)
     for line, (mode, *cells) in _rows(path, _COLUMNS):
         if mode not in ("EXTEND", "DECODE", "PREFILL", "MIXED"):
-            raise JigsawError(f"{path}, line {line}: mode is {mode!r}, neither EXTEND nor DECODE")
+            raise JigsawError(f"{path}, line {line}: mode is {shown(mode)}, neither EXTEND nor DECODE")
         numbers.append(
             [
                 _cell(path, line, name, cell, bound)

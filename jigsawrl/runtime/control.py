@@ -25,6 +25,7 @@ from jigsawrl import durable
 from jigsawrl.config.pipelines import holds_pipelines
 from jigsawrl.config.started import RESOLVED
 from jigsawrl.errors import JigsawError
+from jigsawrl.reading import read_regular
 from jigsawrl.underway import is_under_way
 
 ADDRESS = "control.json"
@@ -35,6 +36,8 @@ START_S = 20.0
 """Longest wait for a run that is being set up to have a socket."""
 MOST_BYTES = 1 << 20
 """Of a request, and of an answer."""
+MOST_ADDRESS = 1 << 16
+"""Bytes of the file that names the socket."""
 REQUEST_S = 5.0
 """A connection that has not sent its whole request by then is closed."""
 MOST_CONNECTIONS = 64
@@ -211,10 +214,12 @@ class Question:
     def _asked(self, request: dict[str, Any]) -> bool:
         """Whether somebody was there to be asked."""
         try:
-            where = json.loads((self.run / ADDRESS).read_text())["socket"]
+            where = json.loads(read_regular(self.run / ADDRESS, MOST_ADDRESS))["socket"]
+            if not isinstance(where, str):
+                raise ValueError("it names no socket")
         except FileNotFoundError:
             return False
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise JigsawError(f"{self.run / ADDRESS}: cannot be read ({error})") from None
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(TIMEOUT_S)

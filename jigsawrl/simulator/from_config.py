@@ -22,6 +22,7 @@ from jigsawrl.config.pipelines import Mix, PipelineConfig, PipelinesConfig, is_p
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.config.shapes import MEDIAN, SPREAD, model_shape, pipeline_shape, prior_lengths
 from jigsawrl.config.tasks import ArithmeticTask, CalculatorTask
+from jigsawrl.errors import JigsawError
 from jigsawrl.graph.cost import Costs
 from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.hardware import HARDWARE, Hardware, hardware_named
@@ -35,6 +36,7 @@ STEPS = 10
 """Of a workload, if nothing says more."""
 EXPECTED = 256
 """Lengths by which a step is foreseen."""
+MOST_STEPS = 1_000_000
 NEAR = 4.0
 """Costs carried to a model further in size than this are called a prior."""
 
@@ -86,6 +88,7 @@ class Scene:
 def scene_of(mix: Mix) -> Scene:
     """The pipelines of a run file as jobs. A JigsawError where a name is unknown or the memory cannot hold them."""
     config = mix.config
+    _refuse_too_long(mix)
     profile = _profile(config.profile)
     if config.hardware is not None:
         require("hardware", config.hardware.lower(), list(HARDWARE))
@@ -112,6 +115,17 @@ def scene_of(mix: Mix) -> Scene:
         tuple(origins),
         first,
     )
+
+
+def _refuse_too_long(mix: Mix) -> None:
+    runs = {name: run.steps for name, run in mix.runs.items()}
+    steps = {name: each.steps or runs.get(name, STEPS) for name, each in mix.config.pipelines.items()}
+    if sum(steps.values()) > MOST_STEPS:
+        name = max(steps, key=lambda each: steps[each])
+        raise JigsawError(
+            f"pipelines.{name}.steps: {steps[name]:,} are too many to simulate; set fewer, as {MOST_STEPS:,} of all "
+            "pipelines together take hours"
+        )
 
 
 def _profile(name: str) -> Profile:

@@ -53,7 +53,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
     """The object on a line; None where it is torn: no proper prefix of an object is an object."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

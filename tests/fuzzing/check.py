@@ -20,7 +20,7 @@ CPU_SECONDS = 4.0
 """Of one case at most. CPU time, so that a busy machine changes nothing."""
 SECONDS = 60.0
 """Of one case at most, waiting included."""
-LONGEST_LINE = 1500
+LONGEST_LINE = 2000
 
 
 class TooLong(BaseException):

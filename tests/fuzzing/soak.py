@@ -92,7 +92,7 @@ def _child(queue, *arguments) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", default=str(time.time_ns()))
     parser.add_argument("--cases", type=int, default=10**12, help="stop after so many cases in all")
     parser.add_argument("--processes", type=int, default=1)

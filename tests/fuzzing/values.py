@@ -107,8 +107,14 @@ def damaged(rng: random.Random, tree: Any, most: int = 2) -> Any:
     return tree
 
 
+_WAYS = (
+    *("near", "near", "near", "near", "replace", "replace", "replace"),
+    *("delete", "add", "nest", "deep", "other", "number"),
+)
+
+
 def _damage(rng: random.Random, holder: Any, key: Any, where: list[tuple[Any, Any]]) -> None:
-    match rng.choice(("replace", "replace", "replace", "delete", "add", "nest", "deep", "other", "number")):
+    match rng.choice(_WAYS):
         case "replace":
             holder[key] = nasty(rng)
         case "delete":
@@ -127,6 +133,10 @@ def _damage(rng: random.Random, holder: Any, key: Any, where: list[tuple[Any, An
             other, its = rng.choice(where)
             value = copy.deepcopy(other[its] if its in other or isinstance(other, list) else None)
             holder[key] = value
+        case "near" if isinstance(holder[key], int | float) and math.isfinite(holder[key]):
+            holder[key] = rng.choice(
+                (holder[key] * 2, holder[key] + 1, holder[key] - 1, -holder[key], rng.randint(0, 40))
+            )
         case "number" if isinstance(holder[key], int | float):
             holder[key] = rng.choice(NUMBERS)
         case _:
