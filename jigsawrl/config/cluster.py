@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from jigsawrl.config.fields import Name, Place, Priority, Settings, Text, refuse
 from jigsawrl.config.messages import explain, joined
 from jigsawrl.config.pipelines import AtLeastOne, is_profile_file
-from jigsawrl.config.runfile import absolute, overridden, read_run_file
+from jigsawrl.config.runfile import MOST_BYTES, absolute, overridden, read_run_file
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.hardware import CPU
 
@@ -228,6 +228,8 @@ def load_jobs_file(path: Path) -> JobsConfig:
     return _loaded(JobsConfig, path, (), "jobs file")
 
 
+MOST_JOBS_BYTES = 8 << 20
+"""Of a file with the 20,000 jobs that it may have at most."""
 EXAMPLES = {
     "cluster file": "pools: {all: {kind: h100, runs: both}}",
     "jobs file": "jobs: {a: {rollout: 100, training: 50}}",
@@ -236,7 +238,7 @@ EXAMPLES = {
 
 def _loaded(model: type[Config], path: Path, overrides: Sequence[str], what: str) -> Config:
     try:
-        data = overridden(path, overrides, _anchor)
+        data = overridden(path, overrides, _anchor, MOST_JOBS_BYTES if what == "jobs file" else MOST_BYTES)
     except JigsawError as error:
         text = str(error).replace("run file", what).replace("task: {kind: arithmetic}", EXAMPLES[what])
         raise JigsawError(text) from None

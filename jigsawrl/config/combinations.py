@@ -25,7 +25,11 @@ def length_problem(config: RunConfig, limit: int, of: str) -> str | None:
     prompt, tokens = config.rollout.max_prompt_tokens, config.rollout.max_tokens
     if prompt + tokens <= limit:
         return None
-    fix = f"rollout.max_tokens to at most {limit - prompt}" if prompt < limit else "both"
+    fix = "both"
+    if prompt < limit:
+        fix = f"rollout.max_tokens to at most {limit - prompt}"
+    elif tokens < limit:
+        fix = f"rollout.max_prompt_tokens to at most {limit - tokens}"
     return (
         f"rollout.max_tokens: {tokens}, with rollout.max_prompt_tokens {prompt}, is more than the {of}; "
         f"lower {fix}"

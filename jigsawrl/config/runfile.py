@@ -35,10 +35,13 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def overridden(
-    path: Path, overrides: Sequence[str], anchor: Callable[[dict[str, Any], Path], None]
+    path: Path,
+    overrides: Sequence[str],
+    anchor: Callable[[dict[str, Any], Path], None],
+    most_bytes: int = MOST_BYTES,
 ) -> dict[str, Any]:
     """The mapping in a run file with a name and `a.b=c` overrides, its paths made absolute by `anchor`."""
-    data = {"name": _default_name(path), **read_run_file(path)}
+    data = {"name": _default_name(path), **read_run_file(path, most_bytes)}
     anchor(data, path.absolute().parent)
     for override in overrides:
         _apply(data, override)

@@ -18,7 +18,7 @@ Target = Callable[[random.Random, Path], Case]
 
 CPU_SECONDS = 4.0
 """Of one case at most. CPU time, so that a busy machine changes nothing."""
-SECONDS = 60.0
+SECONDS = 120.0
 """Of one case at most, waiting included."""
 LONGEST_LINE = 2000
 
@@ -39,7 +39,7 @@ def judge(target: Target, seed: str, folder: Path) -> Verdict:
     """Runs the case of this seed in an empty folder."""
     case = target(generator(target, seed), folder)
     try:
-        with _limited():
+        with limited():
             case()
     except JigsawError as error:
         problem = message_problem(str(error))
@@ -75,7 +75,9 @@ def message_problem(message: str) -> str | None:
 
 
 @contextmanager
-def _limited() -> Iterator[None]:
+def limited() -> Iterator[None]:
+    """TooLong is raised where what is inside takes longer than a case may."""
+
     def stop(number: int, frame: Any) -> None:
         raise TooLong
 
