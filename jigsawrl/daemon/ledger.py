@@ -42,6 +42,8 @@ CREATE TABLE nodes (name TEXT PRIMARY KEY, broken INTEGER);
 CREATE TABLE runs (number INTEGER PRIMARY KEY, grp INTEGER, nodes TEXT, started REAL, ended REAL, how TEXT);
 CREATE TABLE events (number INTEGER PRIMARY KEY, at REAL, kind TEXT, job TEXT, grp INTEGER, text TEXT);
 """
+DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What reading a row that is not as it was written may raise."""
 JobState = Literal["submitted", "waiting", "running", "finished", "failed", "cancelled"]
 OVER: tuple[JobState, ...] = ("finished", "failed", "cancelled")
 
@@ -134,7 +136,7 @@ class Ledger:
                 raise ValueError(f"it has format {version}, this jigsawrl has {FORMAT}")
             content = self.db.execute("SELECT config, dollars, groups FROM cluster").fetchone()
             self.config = ClusterConfig.model_validate_json(content[0])
-        except (sqlite3.Error, ValueError, TypeError) as error:
+        except (sqlite3.Error, RecursionError, *DAMAGED) as error:
             said = str(error).partition("\n")[0]
             raise JigsawError(f"{folder / FILE}: cannot be read ({said})") from None
         self.dollars: float = content[1]
@@ -321,14 +323,7 @@ def undamaged(folder: Path) -> Iterator[None]:
     """A JigsawError where what is read inside turns out to be damaged."""
     try:
         yield
-    except (
-        sqlite3.DatabaseError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (sqlite3.DatabaseError, RecursionError, *DAMAGED) as error:
         said = str(error).partition("\n")[0][:200]
         raise JigsawError(
             f"{folder / FILE}: is damaged ({said}); put a copy of it there, or start a cluster in another folder"

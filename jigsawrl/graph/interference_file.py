@@ -8,17 +8,17 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise, product
 from typing import Any, get_args
 
-from jigsawrl.errors import JigsawError
+from jigsawrl.errors import JigsawError, shown
 from jigsawrl.graph.interference import CORES, Crowd, Curve, Felt, Interference, Signature
 
 SHARING: tuple[Signature, ...] = ("tail", "bulk", "compute")
 """What takes a part of a worker, in every table."""
 PREFILL: Signature = "prefill"
 """Likewise in tables that were measured with it."""
+MOST_SPEED = 1e12
 _BESIDE = " beside "
 _SIGNATURES: dict[str, Signature] = {name: name for name in get_args(Signature)}
 
@@ -90,11 +90,6 @@ def _curve(entry: dict[str, Any], name: str, where: str) -> Curve:
 
 
 def _number(value: Any, where: str, least: float = 0.0) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or value < least
-    ):
-        raise JigsawError(f"{where}: {value!r} is no speed, and no count")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < MOST_SPEED:
+        raise JigsawError(f"{where}: {shown(value)} is no speed, and no count")
     return float(value)

@@ -61,6 +61,16 @@ _HOW = (
 )
 
 
+MOST = {
+    "parameters": 1e15,
+    "layers": 10_000,
+    "hidden": 10_000_000,
+    "kv_heads": 1_000_000,
+    "head_dim": 1_000_000,
+    "bytes_per_parameter": 16,
+}
+
+
 def model_named(name: str, where: str, how: str = _HOW) -> ModelShape:
     """The model that a name speaks of, which may be a workload's; `where` begins the message if there is none, and
     `how` says what to do.
@@ -70,7 +80,7 @@ def model_named(name: str, where: str, how: str = _HOW) -> ModelShape:
     text = _normal(name)
     if is_mixture(name):
         raise JigsawError(
-            f"{where}: {name!r} reads like a mixture of experts, which has no dense shape; {how}"
+            f"{where}: {shown(name)} reads like a mixture of experts, which has no dense shape; {how}"
         )
     for pattern, family, sizes in _FAMILIES:
         if found := re.search(pattern, text):
@@ -79,24 +89,15 @@ def model_named(name: str, where: str, how: str = _HOW) -> ModelShape:
                 if size in sizes:
                     return _shape(f"{family}-{size}", sizes[size])
             break
-    if sizes_told := _sizes(text):
+    sizes_told = _sizes(text)
+    if sizes_told and 0 < _billions(sizes_told[-1]) <= MOST["parameters"] / 1e9:
         return dense(_billions(sizes_told[-1]), f"dense-{sizes_told[-1]}")
-    raise JigsawError(f"{where}: cannot tell the model's size from {name!r}; {how}")
+    raise JigsawError(f"{where}: cannot tell the model's size from {shown(name)}; {how}")
 
 
 def is_mixture(name: str) -> bool:
     """Whether a model's name reads like a mixture of experts."""
     return _MIXTURE.search(_normal(name)) is not None
-
-
-MOST = {
-    "parameters": 1e15,
-    "layers": 10_000,
-    "hidden": 10_000_000,
-    "kv_heads": 1_000_000,
-    "head_dim": 1_000_000,
-    "bytes_per_parameter": 16,
-}
 
 
 def model_given(value: Any, where: str) -> ModelShape:
@@ -109,7 +110,7 @@ def model_given(value: Any, where: str) -> ModelShape:
     for key in ("parameters", "layers", "hidden", "kv_heads", "head_dim", "bytes_per_parameter"):
         number = value.get(key, 2 if key == "bytes_per_parameter" else None)
         good = isinstance(number, int | float) and not isinstance(number, bool)
-        if number is None or not good or not math.isfinite(number) or number <= 0:
+        if number is None or not good or not 0 < number < math.inf:
             raise JigsawError(f"{where}: {key} is {shown(number)}, not a positive number; {_HOW}")
         if not 1 <= number <= MOST[key]:
             raise JigsawError(f"{where}: {key} is {shown(number)}, and no model has that; {_HOW}")

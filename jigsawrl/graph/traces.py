@@ -37,6 +37,7 @@ INDEX = "workloads.json"
 MOST_INDEX_BYTES = 64 * 2**20
 MOST_BYTES = 256 * 2**20
 """Of one table, uncompressed."""
+MOST_WHOLE = 1e15
 MOST_ROWS = 5_000_000
 MOST_TOKENS = 10_000_000
 """Of one sequence: whatever says more is nonsense."""
@@ -315,8 +316,8 @@ def _number(metrics: Mapping[str, Any], key: str, where: str, most: float) -> fl
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise JigsawError(f"{where}: {key} is {shown(value)}, not a number")
-    if not math.isfinite(value) or value < 0 or value > most:
-        raise JigsawError(f"{where}: {key} is {value}, which cannot be; remove this step or mend it")
+    if not 0 <= value <= most:
+        raise JigsawError(f"{where}: {key} is {shown(value)}, which cannot be; remove this step or mend it")
     return float(value)
 
 
@@ -324,7 +325,7 @@ def _whole(entry: Mapping[str, Any], key: str, where: str, default: int | None) 
     value = entry.get(key)
     if value is None:
         return default
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST_WHOLE
     if not good or value != int(value) or value < (0 if key == "step" else 1):
         raise JigsawError(f"{where}: {key} is {shown(value)}, not a whole number above 0")
     return int(value)

@@ -31,7 +31,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jigsawrl.errors import JigsawError
+from jigsawrl.errors import JigsawError, shown
 from jigsawrl.telemetry import jsonl
 from jigsawrl.telemetry.events import EVENTS_FILE
 from jigsawrl.telemetry.figures import summarize
@@ -332,14 +332,14 @@ class _Reader:
 
 def _text(event: Mapping[str, Any], name: str) -> str:
     if not isinstance(event[name], str):
-        raise TypeError(f"{name} is {event[name]!r}, not a text")
+        raise TypeError(f"{name} is {shown(event[name])}, not a text")
     return str(event[name])
 
 
 def _number(event: Mapping[str, Any], name: str) -> float:
     value = event[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _HUGE:
-        raise ValueError(f"{name} is {value!r}, not a number")
+        raise ValueError(f"{name} is {shown(value)}, not a number")
     return float(value)
 
 
