@@ -5,18 +5,18 @@ from __future__ import annotations
 import errno
 import json
 import math
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from jigsawrl import __version__, cli_cluster, cli_control, cli_plan, cli_profile, cli_report
+from jigsawrl import __version__, cli_cluster, cli_control, cli_plan, cli_profile, cli_report, temporary
 from jigsawrl.cli_help import Command, Commands
 from jigsawrl.cli_output import INTERRUPTED, stdout_on_stderr
 from jigsawrl.errors import JigsawError, shown
-from jigsawrl.processes import spin_briefly
+from jigsawrl.processes import raised_interrupts, spin_briefly
+from jigsawrl.streams import make_usual_streams_forgiving, stdout_is_a_log, unwritten_output
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
@@ -95,6 +95,10 @@ def run(
     from jigsawrl.config import load_run_file
     from jigsawrl.config.pipelines import holds_pipelines
 
+    if not (as_json or dry_run):
+        stdout_is_a_log()
+    if not dry_run:
+        temporary.use_for_everything(out or Path("runs"))
     if holds_pipelines(file):
         from jigsawrl.cli_runs import run_several
 
@@ -146,18 +150,16 @@ cli_report.add_to(app)
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command and exits."""
+    make_usual_streams_forgiving()
     spin_briefly()
     try:
-        code = app(arguments, prog_name="jigsaw", standalone_mode=False)
-        sys.stdout.flush()
+        with raised_interrupts():
+            code = app(arguments, prog_name="jigsaw", standalone_mode=False)
     except JigsawError as error:
         _fail(str(error), 2)
     except ClickException as error:
         context = error.ctx.command_path if error.ctx else "jigsaw"
         _fail(f"{JigsawError(error.format_message().rstrip('.'))}\ntry '{context} --help'", 2)
-    except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except OSError as error:
         if error.errno not in WRONG_PATH:
             raise
@@ -166,6 +168,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = INTERRUPTED
     if code == INTERRUPTED:  # typer has caught the KeyboardInterrupt
         _fail(INTERRUPTION, code)
+    if (unwritten := unwritten_output()) is not None:
+        if isinstance(unwritten, BrokenPipeError):  # the reader of our output has seen enough
+            sys.exit(1)
+        _fail(f"standard output cannot be written: {unwritten.strerror}", 1)
     sys.exit(code)
 
 

@@ -11,6 +11,7 @@ import typer
 
 from jigsawrl.cli_help import Command, Commands
 from jigsawrl.errors import JigsawError
+from jigsawrl.streams import stdout_is_a_log
 
 if TYPE_CHECKING:
     from jigsawrl.cluster.from_config import Scene
@@ -103,6 +104,7 @@ def start(
     from jigsawrl.config.cluster import load_cluster_file
     from jigsawrl.daemon.start import start as started
 
+    stdout_is_a_log()
     config = load_cluster_file(cluster, overrides or [])
     raise typer.Exit(started(config, out or Path("runs", config.name), until_done, _say))
 

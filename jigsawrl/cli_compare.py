@@ -14,8 +14,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from jigsawrl import temporary
 from jigsawrl.cli_output import FAILED, INTERRUPTED, stdout_on_stderr
 from jigsawrl.cli_runs import figure
+from jigsawrl.streams import stdout_is_a_log
 from jigsawrl.telemetry.comparison import Comparison
 from jigsawrl.telemetry.summary import cut_off_share
 from jigsawrl.telemetry.text import duration, number
@@ -37,7 +39,10 @@ def compare_for_real(mix: Mix, policies: Sequence[str] | None, out: Path | None,
     )
     from jigsawrl.telemetry.progress import Progress
 
+    if not as_json:
+        stdout_is_a_log()
     folder = out or Path("runs", f"{mix.config.name}-compare")
+    temporary.use_for_everything(folder)
     check_comparison(mix, folder)
     try:
         with stdout_on_stderr(as_json):

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from jigsawrl import durable
+from jigsawrl import durable, temporary
 from jigsawrl.cli_help import Command
 from jigsawrl.cli_output import INTERRUPTED
 from jigsawrl.cli_plan import refuse_to_overwrite
@@ -55,6 +55,7 @@ def profile(
     from jigsawrl.telemetry.progress import Progress
 
     refuse_to_overwrite(out)
+    temporary.use_for_everything(out.parent)
     options = {"workers": workers, "policy": "serial"}
     shorter = [f"steps={steps}"]
     if holds_pipelines(file):

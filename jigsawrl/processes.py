@@ -7,16 +7,21 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
+from types import FrameType
 from typing import TYPE_CHECKING
+
+from jigsawrl import temporary
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
 
 PR_SET_PDEATHSIG = 1
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a run: Ctrl-C, `kill`, and the closing of its terminal."""
 SPIN = "GOMP_SPINCOUNT"
 SPINS = "2000"
 """How often a thread that waits for the others of its team looks whether they are done before it lets go of its core.
@@ -53,9 +58,44 @@ def fork_server(preloaded: Iterable[str]) -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preloaded))
     spin_briefly()
-    with deaf_children():
+    with deaf_children(), temporary.used_for_children():
         forkserver.ensure_running()
     return context
+
+
+def heeded_interrupts() -> list[signal.Signals]:
+    """All of them, but for SIGHUP where it was ignored before: under `nohup` a run outlives its terminal."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [each for each in INTERRUPTS if not (ignored and each == signal.SIGHUP)]
+
+
+def ignore_interrupts() -> None:
+    """For processes whose parent decides when they stop."""
+    for each in INTERRUPTS:
+        signal.signal(each, signal.SIG_IGN)
+
+
+@contextmanager
+def raised_interrupts() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP raise a KeyboardInterrupt as Ctrl-C does, so that what was begun is cleared away.
+
+    SIGHUP does so once: the kernel and the shell may both send one when a terminal closes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.default_int_handler(number, frame)
+
+    before = {each: signal.signal(each, interrupt) for each in heeded_interrupts() if each != signal.SIGINT}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 @contextmanager
@@ -71,6 +111,5 @@ def deaf_children() -> Iterator[None]:
 
 def stay_deaf() -> None:
     """For whoever was started so: blocked signals would stay blocked in all that it starts itself."""
-    for each in INTERRUPTS:
-        signal.signal(each, signal.SIG_IGN)
+    ignore_interrupts()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)

@@ -21,7 +21,7 @@ from jigsawrl.engine.types import Request, RolloutBackend, SampleOutput
 from jigsawrl.errors import JigsawError
 from jigsawrl.pipeline.actor import Actor
 from jigsawrl.pipeline.generating import Generating
-from jigsawrl.processes import die_with_parent
+from jigsawrl.processes import die_with_parent, ignore_interrupts
 from jigsawrl.surface import option
 
 if TYPE_CHECKING:
@@ -162,8 +162,7 @@ def actor_main(
     from jigsawrl.pipeline.workers import set_up_torch
 
     die_with_parent()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)  # the loop decides when to stop
+    ignore_interrupts()  # the loop decides when to stop
     set_up_torch(config, device)
     if device.startswith("cuda"):
         torch.cuda.set_device(device)

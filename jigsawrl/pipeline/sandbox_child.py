@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from jigsawrl import temporary
 from jigsawrl.pipeline.sandbox_replies import MAX_LINE, NotAReply, read_reply
 
 # Imported, so that its bytecode is cached, but not as a part of the package, which would be imported with it.
@@ -128,7 +129,7 @@ class Child(asyncio.SubprocessProtocol):
             cwd=self._setup["folder"],
             start_new_session=True,
             # The same for every process: what a set of strings iterates over must not depend on who is asked.
-            env={**os.environ, "PYTHONHASHSEED": "0"},
+            env={**temporary.environment(), "PYTHONHASHSEED": "0"},
         )
 
     @property

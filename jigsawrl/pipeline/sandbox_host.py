@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any, NoReturn
 
 MAX_REPLY = 8 << 20
@@ -36,6 +37,28 @@ LOOP_CALLS = 128  # calls at a time on the event loop of an async target
 
 class Refused(Exception):
     """The target is not what the run needs; the message says why."""
+
+
+class Printed:
+    """What user code prints: where that cannot be written, the call goes on all the same. `jigsawrl.streams` has the
+    same for our own processes; this one imports nothing of ours."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        if stream is not None:
+            stream.reconfigure(errors="backslashreplace")
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, AttributeError):
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, AttributeError):
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def load(target: str) -> Callable[..., Any]:
@@ -365,6 +388,7 @@ def _serve(uncontained: str | None) -> NoReturn:
     os.dup2(nothing, 0)  # user code reads nothing from us,
     os.dup2(2, 1)  # and what it prints is not a reply
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout, sys.stderr = Printed(sys.stdout), Printed(sys.stderr)  # type: ignore[assignment]
     faulthandler.enable(all_threads=False)
     lines = os.fdopen(commands, "rb")
     first = lines.readline()

@@ -9,11 +9,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from jigsawrl.pipeline.workers import Workers, start_workers
+from jigsawrl.processes import heeded_interrupts
 from jigsawrl.telemetry.events import EVENTS_FILE, EventLog, EventSink
 from jigsawrl.trainer.checkpoint import Checkpoint
 
@@ -74,15 +75,21 @@ class Alone:
 
 @contextmanager
 def finish_step_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C or SIGTERM lets the step finish; the second one ends it where it is."""
+    """The first Ctrl-C or SIGTERM lets the step finish; the second one ends it where it is. So does a terminal that
+    closes, but only once, for the kernel and the shell may both send a SIGHUP then."""
     pressed = threading.Event()
-    signals = (signal.SIGINT, signal.SIGTERM)
+    signals = heeded_interrupts()
 
     def note(number: int, frame: object) -> None:
         for each in signals:
-            signal.signal(each, signal.default_int_handler)
+            again = signal.SIG_IGN if each == signal.SIGHUP else signal.default_int_handler
+            signal.signal(each, again)
         pressed.set()
-        print("stopping: the step is finished and saved; press Ctrl-C again to stop at once", file=sys.stderr)
+        with suppress(OSError, ValueError, RuntimeError):  # the terminal is gone, or is being written to
+            print(
+                "stopping: the step is finished and saved; press Ctrl-C again to stop at once",
+                file=sys.stderr,
+            )
 
     if threading.current_thread() is not threading.main_thread():
         yield pressed.is_set

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from jigsawrl import temporary
 from jigsawrl.engine.types import Generation
 from jigsawrl.errors import JigsawError
 from jigsawrl.model.cpu import make_bfloat16_safe
@@ -120,7 +121,7 @@ def start_workers(config: RunConfig, base: Path, device: str) -> Workers:
         raise JigsawError(
             f"workers: {config.workers} are asked for, but torch sees {torch.cuda.device_count()} GPUs"
         )
-    folder = Path(tempfile.mkdtemp(prefix="jigsawrl-"))
+    folder = Path(tempfile.mkdtemp(prefix="meeting-", dir=temporary.folder()))
     meeting = f"file://{folder}/store"
     handles = [start_actor(config, base, device, rank, meeting) for rank in range(config.gang)]
     workers = Workers(handles, Engines(handles[: config.workers]), folder)
@@ -137,7 +138,7 @@ def start_actor(config: RunConfig, base: Path, device: str, rank: int, meeting: 
     ours, theirs = context.Pipe()
     place = f"cuda:{rank % config.workers}" if device == "cuda" else device
     arguments = (theirs, config, base, place, rank, config.gang, meeting)
-    process = context.Process(target=actor_in, args=(dict(os.environ), *arguments), daemon=True)
+    process = context.Process(target=actor_in, args=(temporary.environment(), *arguments), daemon=True)
     process.start()
     theirs.close()
     return ProcessHandle(ours, process, rank)

@@ -7,7 +7,6 @@ already; what happens meanwhile is told in small messages.
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from jigsawrl.pipeline.generating import TAIL_FRACTION
 from jigsawrl.pipeline.loop import run
 from jigsawrl.pipeline.surroundings import Phase, Stopped, Tensors
 from jigsawrl.pipeline.workers import Workers
-from jigsawrl.processes import die_with_parent
+from jigsawrl.processes import die_with_parent, ignore_interrupts
 from jigsawrl.runtime.drawn import Drawn
 from jigsawrl.runtime.messages import (
     Asleep,
@@ -97,8 +96,7 @@ def driver_main(
 ) -> None:
     """`make` makes the surroundings, where they are not the usual ones."""
     die_with_parent()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)  # the scheduler decides when to stop
+    ignore_interrupts()  # the scheduler decides when to stop
     line = Line(scheduler)
     config = assignment.config
     try:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jigsawrl import durable
+from jigsawrl import durable, temporary
 from jigsawrl.config import files, text
 from jigsawrl.config.messages import joined
 from jigsawrl.config.pipelines import Homes, Mix, PipelinesConfig, checked_mix, is_profile_file, run_of
@@ -99,6 +99,7 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
     with under_way(out), ExitStack() as stack:
         asked, mix = mix, with_submitted(mix, Requests(out)) if resume else mix
         check_all(mix)
+        temporary.folder(out)  # while there may be room for one
         if check_mix_folder(asked.config, out, resume):
             refuse_if_under_way(out / name for name in mix.config.pipelines)
             wait_until_gone(out)
@@ -154,6 +155,7 @@ def _run(
     spill = out / "store"
     budget = store_budget(worker.host_bytes * count)
     store = folders.make(None, spill, budget, heirs.spilled_to(spill, left))
+    stack.callback(folders.remove, store)  # also where the run ends before its first phase
     folders.read(store)  # as long as this process lives, the store is in use
     heirs.take_over(store, left)
     accepted()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.policies.state import Action, Migrate, Phase, Start, Swap, Wait
+from jigsawrl.processes import heeded_interrupts
 from jigsawrl.runtime.commands import Commands
 from jigsawrl.runtime.family import Family, how_it_ended
 from jigsawrl.runtime.member import RETRIES, Member
@@ -492,14 +493,15 @@ class Scheduler:
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[], int]]:
-    """How often Ctrl-C was pressed (or SIGTERM came) inside."""
+    """How often Ctrl-C was pressed (or SIGTERM came) inside. A terminal that closes counts once, however many SIGHUP
+    the kernel and the shell send."""
     count = 0
 
     def note(number: int, frame: object) -> None:
         nonlocal count
-        count += 1
+        count = max(count, 1) if number == signal.SIGHUP else count + 1
 
-    before = {each: signal.signal(each, note) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {each: signal.signal(each, note) for each in heeded_interrupts()}
     try:
         yield lambda: count
     finally:

@@ -12,7 +12,6 @@ are computed while others decode.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -42,7 +41,7 @@ from jigsawrl.pipeline.generating import compute_dtype
 from jigsawrl.pipeline.pooled import NoEngine
 from jigsawrl.pipeline.residency import Residency
 from jigsawrl.pipeline.workers import set_up_torch
-from jigsawrl.processes import die_with_parent
+from jigsawrl.processes import die_with_parent, ignore_interrupts
 from jigsawrl.runtime.messages import Join, Place, Stand, ToSharedActor
 
 if TYPE_CHECKING:
@@ -62,8 +61,7 @@ is not to wait as long for a thread that trains."""
 def shared_actor_main(control: Connection, place: Place, settle: Callable[[], bool]) -> None:
     """Ends with its parent, or when its engine fails: then all its pipelines start again from their last steps."""
     die_with_parent()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)
+    ignore_interrupts()
     sys.setswitchinterval(SWITCH_S)
     set_up_torch(place.configs[0], place.device)
     if place.device.startswith("cuda"):

@@ -3,7 +3,7 @@
 On a terminal a bar for a pipeline with the figures that matter below it, or a line for each pipeline and each worker
 that they share; elsewhere plain lines, at most about one a second for each pipeline, the first and the last step
 always among them, and one that says what is under way where nothing was printed for half a minute; with `json`,
-nothing on stdout.
+nothing on stdout. What cannot be written, to a terminal that has closed or a full disk, is left out.
 """
 
 import math
@@ -20,6 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from jigsawrl.streams import forgiving
 from jigsawrl.telemetry.board import PipelineLine, WorkerLine, board
 from jigsawrl.telemetry.heartbeat import Heartbeat
 from jigsawrl.telemetry.text import clock, number, sparkline
@@ -56,8 +57,9 @@ class Progress:
     ) -> None:
         if console is None:
             # A forced colour setting makes rich believe in a terminal; bars in a log file help nobody.
-            interactive = None if sys.stdout.isatty() else False
-            console = Console(stderr=json, highlight=False, force_interactive=interactive)
+            terminal = sys.stdout is not None and sys.stdout.isatty()
+            file = forgiving(sys.stderr if json else sys.stdout)
+            console = Console(file=file, highlight=False, force_interactive=None if terminal else False)
         self._console = console
         self._json = json
         self._now = now
