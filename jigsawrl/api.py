@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jigsawrl import temporary
+from jigsawrl import limits, temporary
 from jigsawrl.config import RunConfig, files
 from jigsawrl.config.runfile import anchor_paths, checked, described
 from jigsawrl.config.runfolder import check_run_folder
@@ -83,7 +83,8 @@ def train(
 def launch(config: RunConfig, out: Path, resume: bool, progress: Progress) -> Result:
     """Runs a checked config in a folder; what is wrong with the folder or the data shows before torch loads."""
     refuse_inside_another(out)
-    with under_way(out):
+    limits.watch_memory()
+    with limits.explained(out), under_way(out):
         temporary.folder(out)  # while there may be room for one
         if not check_run_folder(config, out, resume) and resume:
             progress.message(f"{out}: nothing to resume, starting from the beginning")

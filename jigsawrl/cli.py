@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from jigsawrl import __version__, cli_cluster, cli_control, cli_plan, cli_profile, cli_report, temporary
+from jigsawrl import (
+    __version__,
+    cli_cluster,
+    cli_control,
+    cli_plan,
+    cli_profile,
+    cli_report,
+    limits,
+    temporary,
+)
 from jigsawrl.cli_help import Command, Commands
 from jigsawrl.cli_output import INTERRUPTED, stdout_on_stderr
 from jigsawrl.errors import JigsawError, shown
@@ -166,6 +175,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _fail(f"{shown(error.filename)}: {error.strerror}; give another path", 2)
     except typer.Abort:
         code = INTERRUPTED
+    except Exception as error:
+        if (cause := limits.cause_of(error)) is None:
+            raise
+        _fail(cause, 2)
     if code == INTERRUPTED:  # typer has caught the KeyboardInterrupt
         _fail(INTERRUPTION, code)
     if (unwritten := unwritten_output()) is not None:

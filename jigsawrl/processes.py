@@ -10,14 +10,17 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from types import FrameType
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
-from jigsawrl import temporary
+from jigsawrl import limits, temporary
+from jigsawrl.errors import JigsawError
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
+    from multiprocessing.process import BaseProcess
 
 PR_SET_PDEATHSIG = 1
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -30,6 +33,7 @@ Left to itself libgomp, to which torch's threads belong, looks for milliseconds.
 19 ms."""
 TOKENIZERS = "transformers.models.auto.tokenization_auto"
 """Takes seconds to import; tiny models do without it."""
+_started: WeakSet[BaseProcess] = WeakSet()
 
 
 def die_with_parent() -> None:
@@ -59,8 +63,30 @@ def fork_server(preloaded: Iterable[str]) -> ForkServerContext:
     context.set_forkserver_preload(list(preloaded))
     spin_briefly()
     with deaf_children(), temporary.used_for_children():
-        forkserver.ensure_running()
+        try:
+            forkserver.ensure_running()
+        except (OSError, EOFError) as error:
+            raise JigsawError(limits.cannot_start(error)) from error
     return context
+
+
+def start(process: BaseProcess) -> None:
+    """Starts it. A JigsawError where the machine has no process to give; the one that forks may have ended of it."""
+    try:
+        process.start()
+    except (OSError, EOFError) as error:
+        raise JigsawError(limits.cannot_start(error)) from error
+    if not _started:
+        util.Finalize(None, _kill_started, exitpriority=0)
+    _started.add(process)
+
+
+def _kill_started() -> None:
+    """At the end of this process, where those that it started are still there: an interrupt may have come while they
+    were being ended. Left to itself multiprocessing would wait for them, and they ignore SIGTERM."""
+    for process in list(_started):
+        if process.is_alive():
+            process.kill()
 
 
 def heeded_interrupts() -> list[signal.Signals]:

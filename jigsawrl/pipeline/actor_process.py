@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from jigsawrl import limits
 from jigsawrl.engine.types import Request, RolloutBackend, SampleOutput
 from jigsawrl.errors import JigsawError
 from jigsawrl.pipeline.actor import Actor
@@ -115,18 +115,11 @@ class ProcessHandle:
         return kind, value
 
     def _died(self) -> None:
-        how = "it is gone"
+        how = f"worker {self.rank} died: it is gone"
         if self.process is not None:
             self.process.join(timeout=10)
-            code = self.process.exitcode
-            how = (
-                f"signal {signal.Signals(-code).name}"
-                if code is not None and code < 0
-                else f"exit code {code}"
-            )
-        raise ActorDied(
-            f"worker {self.rank} died ({how}); go on from the last checkpoint with {option('resume')}"
-        )
+            how = limits.how_a_process_ended(f"worker {self.rank}", self.process.exitcode)
+        raise ActorDied(f"{how}\ngo on from the last checkpoint with {option('resume')}")
 
     def close(self) -> None:
         self.pipe.close()

@@ -29,7 +29,7 @@ from jigsawrl.pipeline.actor_process import ProcessHandle, actor_main
 from jigsawrl.pipeline.engines import Engines
 from jigsawrl.pipeline.pooled import TrainingActor
 from jigsawrl.pipeline.threads import load_aware_threads, most_threads
-from jigsawrl.processes import fork_server, needed_for
+from jigsawrl.processes import fork_server, needed_for, start
 from jigsawrl.trainer.batch import Batch, balanced_shares, flat_indices
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def start_actor(config: RunConfig, base: Path, device: str, rank: int, meeting: 
     place = f"cuda:{rank % config.workers}" if device == "cuda" else device
     arguments = (theirs, config, base, place, rank, config.gang, meeting)
     process = context.Process(target=actor_in, args=(temporary.environment(), *arguments), daemon=True)
-    process.start()
+    start(process)
     theirs.close()
     return ProcessHandle(ours, process, rank)
 

@@ -19,6 +19,7 @@ import numpy as np
 from jigsawrl.config.tasks import EpisodeTask
 from jigsawrl.engine.types import Request, SampleKey, SampleOutput
 from jigsawrl.errors import JigsawError
+from jigsawrl.limits import cause_of
 from jigsawrl.model.spec import read_spec
 from jigsawrl.pipeline import kept
 from jigsawrl.pipeline.actor_process import ActorDied, ProcessHandle, told
@@ -115,7 +116,8 @@ def driver_main(
     except JigsawError as error:
         ends = Ends("failed", str(error), refused=True)
     except Exception as error:
-        ends = Ends("failed", told(error))
+        cause = cause_of(error, assignment.out)
+        ends = Ends("failed", cause or told(error), refused=cause is not None)
     line.send(ends)
 
 

@@ -7,7 +7,6 @@ All are forked from one process that has torch loaded, so a dozen of them are up
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable
 from functools import partial
 from multiprocessing.connection import Connection
@@ -15,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jigsawrl import processes
+from jigsawrl import limits, processes
 from jigsawrl.pipeline.base import base_folder
 from jigsawrl.runtime.cores import go_on, stop
 from jigsawrl.store import folders
@@ -81,7 +80,7 @@ class Family:
                 name=f"{self.name}/actor/{number}",
                 daemon=True,
             )
-            actor.start()
+            processes.start(actor)
             actor_end.close()
             self.actors[number] = actor
         self.driver = context.Process(
@@ -90,7 +89,7 @@ class Family:
             name=f"{self.name}/driver",
             daemon=False,
         )
-        self.driver.start()
+        processes.start(self.driver)
         theirs.close()
         for pipe in pipes:
             pipe.close()
@@ -182,7 +181,4 @@ def fork_server() -> ForkServerContext:
 
 
 def how_it_ended(process: BaseProcess) -> str:
-    code = process.exitcode
-    if code is not None and code < 0:
-        return f"{process.name} was ended by {signal.Signals(-code).name}"
-    return f"{process.name} ended with exit code {code}"
+    return limits.how_a_process_ended(process.name, process.exitcode)

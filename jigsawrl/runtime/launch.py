@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jigsawrl import durable, temporary
+from jigsawrl import durable, limits, temporary
 from jigsawrl.config import files, text
 from jigsawrl.config.messages import joined
 from jigsawrl.config.pipelines import Homes, Mix, PipelinesConfig, checked_mix, is_profile_file, run_of
@@ -96,7 +96,8 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
     `bases` is the folder of another run of theirs, whose tiny models are taken.
     """
     refuse_inside_another(out)
-    with under_way(out), ExitStack() as stack:
+    limits.watch_memory()
+    with limits.explained(out), under_way(out), ExitStack() as stack:
         asked, mix = mix, with_submitted(mix, Requests(out)) if resume else mix
         check_all(mix)
         temporary.folder(out)  # while there may be room for one
@@ -194,9 +195,15 @@ def _run(
         log.emit("end", work=scheduler.work.seconds, messages=scheduler.work.messages)
         log.close()
         folders.remove(store)
-    save_what_was_learned(mind, worker, out)
     made = run_report(out)
-    made.write()
+    try:
+        save_what_was_learned(mind, worker, out)
+        made.write()
+    except (
+        OSError,
+        JigsawError,
+    ) as error:  # a full disk: what the pipelines have saved counts, and how they ended
+        progress.message(f"the report is not written ({error}); 'jigsaw report {out}' makes it")
     return outcome_of(scheduler, made)
 
 

@@ -16,6 +16,8 @@ from jigsawrl.telemetry.events import Substage
 
 RETRIES = 3
 """Deaths in a row, without a step in between, after which a pipeline is given up."""
+MEMORY_RETRIES = 1
+"""The same where memory ran out: others may have had it at that moment, but it does not grow."""
 
 
 @dataclass(slots=True)

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.limits import OUT_OF_MEMORY
 from jigsawrl.policies.state import Action, Migrate, Phase, Start, Swap, Wait
 from jigsawrl.processes import heeded_interrupts
 from jigsawrl.runtime.commands import Commands
 from jigsawrl.runtime.family import Family, how_it_ended
-from jigsawrl.runtime.member import RETRIES, Member
+from jigsawrl.runtime.member import MEMORY_RETRIES, RETRIES, Member
 from jigsawrl.runtime.messages import (
     Asleep,
     At,
@@ -244,9 +245,10 @@ class Scheduler:
         """From its last step, or not at all if that keeps failing."""
         member.deaths += guilty
         self.log.emit("died", pipeline=member.name, reason=reason, deaths=member.deaths)
-        if member.deaths > RETRIES and member.cancelled:
+        retries = MEMORY_RETRIES if OUT_OF_MEMORY in reason else RETRIES
+        if member.deaths > retries and member.cancelled:
             self._end(member, "cancelled", reason)
-        elif member.deaths > RETRIES:
+        elif member.deaths > retries:
             self._end(member, "failed", f"it died {member.deaths} times in a row; last, {reason}")
         elif self.stopping:
             self._end(member, "interrupted", reason)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from jigsawrl.config.shapes import shared_base
 from jigsawrl.policies.state import Place
+from jigsawrl.processes import start
 from jigsawrl.runtime import messages
 from jigsawrl.runtime.family import GRACE_S, fork_server
 from jigsawrl.runtime.messages import Join, Stand, ToSharedActor
@@ -121,7 +122,7 @@ class SharedActors:
                 name=f"{base.name}/actor/{rank}",
                 daemon=True,
             )
-            process.start()
+            start(process)
             theirs.close()
             self.controls.append(ours)
             self.processes.append(process)
