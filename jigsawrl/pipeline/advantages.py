@@ -63,10 +63,10 @@ def compute_advantages(kind: Advantage, inputs: AdvantageInputs) -> Advantages:
                 raise ValueError("gae needs the values of a critic")
             values = inputs.values.double()
             raw = gae(_token_rewards(inputs), values, lengths, inputs.gamma, inputs.lam)
-            return Advantages(whiten(raw).to(dtype), (raw + values).to(dtype))
+            return Advantages(_cast(whiten(raw), dtype), _cast(raw + values, dtype))
         case _:
             assert_never(kind)
-    return Advantages(result.to(dtype))
+    return Advantages(_cast(result, dtype))
 
 
 def grpo(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -148,6 +148,12 @@ def _token_rewards(inputs: AdvantageInputs) -> Tensor:
     result = rewards.new_zeros(int(inputs.lengths.sum()))
     result[_last_tokens(inputs.lengths)] = rewards[inputs.lengths > 0]
     return result if inputs.token_rewards is None else result + inputs.token_rewards.double()
+
+
+def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rewards near the end of float32 have differences beyond it, which become its largest number, not infinity."""
+    limits = torch.finfo(dtype)
+    return values.clamp(limits.min, limits.max).to(dtype)
 
 
 def _last_tokens(lengths: Tensor) -> Tensor:

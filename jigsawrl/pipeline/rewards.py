@@ -9,6 +9,9 @@ the second for all answers to one prompt.
 None in the place of a number says that the reward does not apply to the answer, as in TRL: its sample is left out of
 all that is learned and of the metrics of the reward. It is not a 0, and not an error. An answer that the token limit
 has cut off is scored like any other, by what there is of it.
+
+A number must be finite and fit into float32, the type that rewards are computed in; any other value is an error of its
+sample.
 """
 
 from __future__ import annotations
@@ -20,15 +23,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.foreign import FLOAT32_MAX, shown, without_surrogates
 from jigsawrl.pipeline.sandbox import Failure, Sandbox, Signature, then
 from jigsawrl.pipeline.tasks.base import Prompt, RewardSpec
+
+MAX_EXTRAS = 256
+"""Numbers beside its score that one answer may have, and that become metrics of one step."""
+MAX_EXTRA_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
     """The reward of one answer: None where it does not apply, 0 with an `error` where it could not be had.
 
-    `extra` holds further numbers of a dict.
+    `extra` holds the other finite numbers of a dict, which become metrics.
     """
 
     value: float | None
@@ -124,23 +132,29 @@ def _trl_arguments(prompt: Prompt, completions: Sequence[str]) -> dict[str, Any]
 def _score(result: Any) -> Score:
     """One result of the first signature."""
     if isinstance(result, Failure):
-        return Score(0.0, result.message)
+        return _failed(result)
     if not isinstance(result, dict):
         return _number_score(result, {})
     if "score" not in result:
-        return Score(0.0, f"returned a dict without 'score': {_shown(result)}")
-    extra = {name: number for name, value in result.items() if (number := as_number(value)) is not None}
-    return _number_score(result["score"], {name: value for name, value in extra.items() if name != "score"})
+        return Score(0.0, f"returned a dict without 'score': {shown(result)}")
+    extra = {name: value for name, value in result.items() if name != "score" and is_finite(value)}
+    if (problem := _extra_problem(extra)) is not None:
+        return Score(0.0, problem)
+    return _number_score(result["score"], {name: float(value) for name, value in extra.items()})
 
 
 def _scores(result: Any, count: int) -> list[Score]:
     """One result of the second signature, which is for `count` answers."""
     if isinstance(result, Failure):
-        return [Score(0.0, result.message)] * count
+        return [_failed(result)] * count
     if not isinstance(result, list) or len(result) != count:
-        problem = f"must return a list of {count} numbers, one for each completion; returned {_shown(result)}"
+        problem = f"must return a list of {count} numbers, one for each completion; returned {shown(result)}"
         return [Score(0.0, problem)] * count
     return [_number_score(value, {}) for value in result]
+
+
+def _failed(failure: Failure) -> Score:
+    return Score(0.0, without_surrogates(failure.message))
 
 
 def _number_score(value: Any, extra: dict[str, float]) -> Score:
@@ -148,21 +162,39 @@ def _number_score(value: Any, extra: dict[str, float]) -> Score:
         return Score(None)
     number = as_number(value)
     if number is None:
-        return Score(0.0, f"returned {_shown(value)}, which is not a finite number", extra)
+        return Score(0.0, f"returned {number_problem(value)}", extra)
     return Score(number, None, extra)
 
 
+def _extra_problem(extra: dict[str, Any]) -> str | None:
+    """Why the numbers beside a score cannot become metrics."""
+    if len(extra) > MAX_EXTRAS:
+        return f"returned {len(extra)} numbers beside 'score'; at most {MAX_EXTRAS} can become metrics"
+    for name, value in extra.items():
+        if not name.isprintable() or not 0 < len(name) <= MAX_EXTRA_NAME:
+            return (
+                f"returned a number named {shown(name)}; the name of a metric has 1 to {MAX_EXTRA_NAME} characters, "
+                "all of them printable"
+            )
+        if as_number(value) is None:
+            return f"returned for {name!r} {number_problem(value)}"
+    return None
+
+
+def is_finite(value: Any) -> bool:
+    """Whether JSON carried a finite number (true is 1), be it too large for a float."""
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+
+
 def as_number(value: Any) -> float | None:
-    """A finite number that JSON carried (true is 1), or None."""
-    if not isinstance(value, bool | int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
+    """A finite number that JSON carried (true is 1) and that float32 can hold, or None."""
+    return float(value) if is_finite(value) and abs(value) <= FLOAT32_MAX else None
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def number_problem(value: Any) -> str:
+    """A value that is no number for `as_number`, and why it is not."""
+    if is_finite(value):
+        return (
+            f"{shown(value)}, which float32 cannot hold; divide it, so that it is at most {FLOAT32_MAX:.2g}"
+        )
+    return f"{shown(value)}, which is not a finite number"

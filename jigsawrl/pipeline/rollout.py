@@ -21,7 +21,7 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.pipeline.chat import Dialogue
 from jigsawrl.pipeline.environments.pool import Environments, StepResult
 from jigsawrl.pipeline.prompts import keyed
-from jigsawrl.pipeline.rewards import Rewards, Score
+from jigsawrl.pipeline.rewards import Rewards, Score, as_number, number_problem
 from jigsawrl.pipeline.sandbox import Failure
 from jigsawrl.pipeline.tasks import load_task
 from jigsawrl.pipeline.tasks.base import EnvironmentSpec, Task
@@ -231,6 +231,9 @@ class _Episodes:
                 f"rollout.max_prompt_tokens is {limit}, but the environment's first observation for prompt "
                 f"{key.prompt} has {len(tokens)} tokens"
             )
+        if not tokens:
+            self._failed(key, Failure("raised", "the first observation is empty, and a prompt needs a token"))
+            return
         episode = self.episodes[key]
         episode.tokens, episode.prompt_length = list(tokens), len(tokens)
         self._group_is_ready(key.prompt, key, tokens)
@@ -257,7 +260,11 @@ class _Episodes:
     def _stepped(self, key: SampleKey, result: StepResult) -> None:
         episode, settings = self.episodes[key], self.rollout.settings
         if result.reward is not None:
-            episode.reward = (episode.reward or 0.0) + result.reward
+            total = (episode.reward or 0.0) + result.reward
+            if as_number(total) is None:
+                self._failed(key, Failure("raised", f"its rewards add up to {number_problem(total)}"))
+                return
+            episode.reward = total
         if result.done or episode.truncated:
             self._end(key)
             return

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from jigsawrl.pipeline.rewards import MAX_EXTRAS
 from jigsawrl.trainer.batch import Batch
 
 
@@ -51,7 +52,7 @@ def make_batch(trajectories: list[Trajectory]) -> Batch:
 def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     """Figures of a rollout; those of the reward are of the samples that have one, and are absent if none has."""
     usable = rewarded(trajectories)
-    rewards = rewards_of(usable)
+    rewards = rewards_of(usable).double()
     lengths = torch.tensor([len(t.trained) for t in trajectories], dtype=torch.float64)
     count = len(trajectories)
     values = (
@@ -68,7 +69,7 @@ def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
         "turns/mean": sum(t.turns for t in trajectories) / count,
         "perf/tokens": float(lengths.sum()),
     }
-    for name in sorted({name for t in trajectories for name in t.extra}):
+    for name in sorted({name for t in trajectories for name in t.extra})[:MAX_EXTRAS]:
         found = [t.extra[name] for t in trajectories if name in t.extra]
         values.setdefault(f"reward/{name}", math.fsum(found) / len(found))
     return values

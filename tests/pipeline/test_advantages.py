@@ -313,3 +313,17 @@ def test_rloo_is_a_scaled_dr_grpo() -> None:
     rewards = torch.tensor([1.0, 0.0, 0.0, 4.0], dtype=torch.float64)
     group = torch.zeros(4, dtype=torch.int64)
     torch.testing.assert_close(rloo(rewards, group), (rewards - rewards.mean()) * 4 / 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rewards_at_the_ends_of_float32_have_finite_advantages(kind: Advantage) -> None:
+    inputs = AdvantageInputs(
+        rewards=torch.tensor([3e38, -3e38, -3e38, 3e38]),
+        groups=torch.tensor([0, 0, 1, 1]),
+        lengths=torch.tensor([2, 1, 1, 3]),
+        values=torch.full((7,), 1e38),
+    )
+    result = compute_advantages(kind, inputs)
+    assert result.advantages.isfinite().all()
+    assert result.advantages[0] > 0 > result.advantages[2]
+    assert result.returns is None or result.returns.isfinite().all()

@@ -182,6 +182,13 @@ def test_results_of_the_wrong_shape_are_failures(make: Make) -> None:
     assert result(environments.step("a", "('x', 1, True, None)")) == StepResult("x", 1.0, True, {})
 
 
+def test_lone_surrogates_become_replacement_characters(make: Make) -> None:
+    step = make("Wrong").step("a", "('a' + chr(0xD800) + 'b', 1, False, {})")
+    assert result(step) == StepResult("a\ufffdb", 1.0, False, {})
+    assert read_reset("a\ud800b") == "a\ufffdb"
+    assert read_step(["\udfff\U0001f600", 1, False, None]) == StepResult("\ufffd\U0001f600", 1.0, False, {})
+
+
 def test_a_failure_stops_the_pipeline_where_the_run_file_says_so(make: Make) -> None:
     environments = make("Counter", on_error="stop")
     result(environments.reset("a", 1, {}))
@@ -209,7 +216,7 @@ def test_whatever_user_code_returns_is_read_without_an_exception(value: Any) -> 
     assert isinstance(read_step(value), StepResult | Failure)
 
 
-@given(st.text(), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.booleans())
+@given(st.text(), st.floats(allow_nan=False, allow_infinity=False, width=32), st.booleans(), st.booleans())
 def test_four_and_five_values_mean_the_same(text: str, reward: float, ended: bool, cut: bool) -> None:
     assert read_step([text, reward, ended, cut, {}]) == read_step([text, reward, ended or cut, {}])
     assert read_step([text, reward, ended, {"a": 1}]) == StepResult(text, reward, ended, {"a": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,18 @@ class Words:
     def step(self, action):
         self.turns += 1
         return " and ", {reward}, self.turns == 2, {{}}
+"""
+
+ODD = """
+class Odd:
+    def reset(self, seed):
+        self.seed = seed % 4
+        self.turns = 0
+        return ["say \\ud800", "", "say", "say"][self.seed]
+
+    def step(self, action):
+        self.turns += 1
+        return "\\udfff and ", 3e38 if self.seed == 2 else 1.0, self.turns == 2, {}
 """
 
 
@@ -53,3 +66,24 @@ def test_turns_with_the_reward_none_add_nothing_and_an_episode_of_such_turns_is_
     assert row["reward/none"] % 4 == 0
     assert row["turns/mean"] > 1.5
     assert row["reward/mean"] == 1.0
+
+
+def test_texts_and_rewards_that_cannot_be_used_end_their_episode_and_not_the_run(tmp_path):
+    """Of four kinds of episode, one sees half of a surrogate pair, one opens without a text, one wins too much."""
+    (tmp_path / "odd.py").write_text(ODD)
+    task = {"kind": "environment", "path": f"{tmp_path / 'odd.py'}:Odd", "size": 32, "processes": 1}
+    rollout = {
+        "prompts_per_step": 32,
+        "samples": 2,
+        "max_tokens": 64,
+        "stop": list("abcdefghijklmnopqrstuvwxyz"),
+    }
+    train(tmp_path / "run", steps=1, task=task, model=UNTRAINED, rollout=rollout)
+    (row,) = metrics(tmp_path / "run")
+    assert 0 < row["reward/errors"] < 64
+    assert row["reward/none"] == 0
+    warnings = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    said = " ".join(str(each) for each in warnings)
+    assert "its rewards add up to 6e+38, which float32 cannot hold" in said
+    assert "the first observation is empty" in said
+    assert "surrogate" not in said

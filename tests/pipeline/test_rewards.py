@@ -1,6 +1,5 @@
 """Reward functions of both signatures, in processes of their own."""
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.foreign import FLOAT32_MAX
 from jigsawrl.pipeline.rewards import Rewards, Score, as_number
 from jigsawrl.pipeline.tasks.base import Prompt, RewardSpec
 
@@ -164,7 +164,44 @@ def test_no_answers_have_no_scores(shared: Rewards) -> None:
 @given(st.one_of(st.floats(), st.integers(), st.booleans(), st.none(), st.text(), st.lists(st.integers())))
 def test_only_finite_numbers_are_numbers(value: Any) -> None:
     number = as_number(value)
-    if isinstance(value, bool | int | float) and abs(value) < 1e300:
+    if isinstance(value, bool | int | float) and abs(value) <= FLOAT32_MAX:
         assert number == float(value)
     else:
-        assert number is None or (isinstance(value, int | float) and math.isfinite(number))
+        assert number is None
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        ("1e39", "returned 1e+39, which float32 cannot hold; divide it, so that it is at most 3.4e+38"),
+        ("-10**400", "which float32 cannot hold"),
+        ("10**5000", "what it returned cannot be sent: ValueError"),
+        ("float('-inf')", "returned -inf, which is not a finite number"),
+        ("{'score': 1, 'perplexity': 1e308}", "returned for 'perplexity' 1e+308, which float32 cannot hold"),
+        ("{'score': 1, 'a\\nb': 2}", "returned a number named 'a\\nb'; the name of a metric has 1 to 100"),
+        ("{'score': 1, '\\ud800': 2}", "returned a number named '\\ud800'; the name of a metric"),
+        (
+            "{'score': 1} | {str(n): n for n in range(5000)}",
+            "returned 5000 numbers beside 'score'; at most 256",
+        ),
+        ("{'score': [1]}", "returned [1], which is not a finite number"),
+        ("'1.0'", "returned '1.0', which is not a finite number"),
+        ("1j", "what it returned cannot be sent: TypeError: a complex is not JSON"),
+        ("__import__('decimal').Decimal(1)", "what it returned cannot be sent: TypeError: a Decimal"),
+        ("__import__('builtins').__dict__['exec']('raise ValueError(chr(0xD800))')", "ValueError: \ufffd"),
+    ],
+)
+def test_a_value_that_is_no_reward_is_an_error_of_its_sample_in_one_line(
+    shared: Rewards, returned: str, problem: str
+) -> None:
+    bad, good = scores(shared, PROMPT, f"return {returned}", "12")
+    assert (bad.value, bad.extra, good) == (0.0, {}, Score(1.0))
+    assert bad.error is not None
+    assert problem in bad.error
+    assert len(bad.error.splitlines()) == 1
+    assert len(bad.error.encode()) < 400
+
+
+def test_numbers_beside_a_score_that_are_not_finite_are_left_out(shared: Rewards) -> None:
+    returned = "return {'score': 3e38, 'length': float('inf'), 'depth': float('nan'), 'all': -3e38}"
+    assert scores(shared, PROMPT, returned) == [Score(3e38, None, {"all": -3e38})]

@@ -8,7 +8,8 @@ An environment is a class; one instance plays one episode:
     close()                                             (optional)
 
 The reward of an episode is the sum of its steps' rewards. A step may give None, which adds nothing; an episode in
-which every step gave None has no reward, and is left out of all that is learned. Every turn of the model comes to
+which every step gave None has no reward, and is left out of all that is learned. In an observation, a lone surrogate
+(text that has no UTF-8) becomes U+FFFD, the replacement character. Every turn of the model comes to
 `step`: one that the token limit has cut off comes with the text that there is, as a cut answer comes to a reward
 function, its reward counts, and it is the last one, whatever `done` says.
 
@@ -25,7 +26,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.pipeline.rewards import as_number
+from jigsawrl.foreign import shown, without_surrogates
+from jigsawrl.pipeline.rewards import as_number, number_problem
 from jigsawrl.pipeline.sandbox import Failure, Sandbox, then
 from jigsawrl.pipeline.tasks.base import EnvironmentSpec
 
@@ -85,19 +87,22 @@ class Environments:
 
     def _read(self, result: Any, read: Callable[[Any], Any]) -> Any:
         outcome = result if isinstance(result, Failure) else read(result)
-        if isinstance(outcome, Failure) and self._spec.on_error == "stop":
-            raise JigsawError(f"environment {self._spec.target} failed: {outcome.message}")
-        return outcome
+        if not isinstance(outcome, Failure):
+            return outcome
+        message = without_surrogates(outcome.message)
+        if self._spec.on_error == "stop":
+            raise JigsawError(f"environment {self._spec.target} failed: {message}")
+        return Failure(outcome.kind, message)
 
 
 def read_reset(result: Any) -> str | Failure:
     """What `reset` returned, as JSON carried it (tuples are lists)."""
     match result:
         case str() as observation:
-            return observation
+            return without_surrogates(observation)
         case [str() as observation, dict() | None]:
-            return observation
-    return Failure("raised", f"reset must return text, or (text, dict); it returned {_shown(result)}")
+            return without_surrogates(observation)
+    return Failure("raised", f"reset must return text, or (text, dict); it returned {shown(result)}")
 
 
 def read_step(result: Any) -> StepResult | Failure:
@@ -109,14 +114,9 @@ def read_step(result: Any) -> StepResult | Failure:
             done = terminated or truncated
         case _:
             return Failure(
-                "raised", f"step must return (text, reward, done, dict); it returned {_shown(result)}"
+                "raised", f"step must return (text, reward, done, dict); it returned {shown(result)}"
             )
     number = as_number(reward)
     if number is None and reward is not None:
-        return Failure("raised", f"step gave the reward {_shown(reward)}, which is not a finite number")
-    return StepResult(observation, number, done, info or {})
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+        return Failure("raised", f"step gave the reward {number_problem(reward)}")
+    return StepResult(without_surrogates(observation), number, done, info or {})
