@@ -14,7 +14,12 @@ def shown(value: Any) -> str:
         text = repr(value)
     except (RecursionError, ValueError):  # nested without end, or an integer of thousands of digits
         text = f"a {type(value).__name__} that is too large to be shown"
-    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+    return shortened(text, SHOWN)
+
+
+def shortened(text: str, length: int = 300) -> str:
+    """The text, or its beginning with three dots."""
+    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def has_surrogates(text: str) -> bool:

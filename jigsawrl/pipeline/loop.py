@@ -39,7 +39,7 @@ from jigsawrl.pipeline.no_signal import NoSignal
 from jigsawrl.pipeline.prompts import PromptSource
 from jigsawrl.pipeline.rollout import Rollout, rollout_of
 from jigsawrl.pipeline.surroundings import Alone, Stopped, Surroundings
-from jigsawrl.pipeline.tasks.data import ignored_columns
+from jigsawrl.pipeline.tasks.data import ignored_columns, names
 from jigsawrl.pipeline.trajectory import (
     Trajectory,
     groups_of,
@@ -376,7 +376,7 @@ def newest(remembered: Checkpoint | None, saved: Checkpoint | None) -> Checkpoin
 def usable_prompts(config: RunConfig, rollouts: Rollout, progress: Shown) -> list[int]:
     """Prompts that are short enough; too few of them for a step is an error."""
     if config.task.kind == "data" and rollouts.task[0].ground_truth is None:
-        known = ", ".join(rollouts.task[0].extra) or "none"
+        known = names(rollouts.task[0].extra)
         progress.message(
             f"no ground truth: the reward gets None for it; if it needs one, name its column with task.ground_truth "
             f"(columns beside the prompt: {known})"

@@ -10,8 +10,8 @@ None in the place of a number says that the reward does not apply to the answer,
 all that is learned and of the metrics of the reward. It is not a 0, and not an error. An answer that the token limit
 has cut off is scored like any other, by what there is of it.
 
-A number must be finite and fit into float32, the type that rewards are computed in; any other value is an error of its
-sample.
+A number must be finite and fit into float32, the type that rewards are computed in; any other value is an error of
+its sample.
 """
 
 from __future__ import annotations

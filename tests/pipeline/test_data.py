@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import sys
 from decimal import Decimal
 from pathlib import Path
@@ -16,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.pipeline.tasks import load_task
+from jigsawrl.pipeline.tasks import data, load_task
+from jigsawrl.pipeline.tasks import rows as rows_module
 from jigsawrl.pipeline.tasks.base import Prompt, RewardSpec, Task
 from jigsawrl.pipeline.tasks.rows import read_rows, to_json
 
@@ -335,3 +337,83 @@ def test_without_pyarrow_the_pip_command_is_named(tmp_path: Path, monkeypatch: p
     path.write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "pip install 'jigsawrl[data]'" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"prompt": "7+5=\\ud800"}', "a text has half of a UTF-16 surrogate pair"),
+        ('{"prompt": "7+5=", "\\uDFFF": 1}', "a text has half of a UTF-16 surrogate pair"),
+        ('{"prompt": ' + "[" * 500 + "]" * 500 + "}", "the row nests more than 100 levels"),
+        ('{"prompt": ' + "[" * 100_000, "not a JSON object on one line: maximum recursion depth"),
+        (
+            '{"prompt": "7+5=", "answer": ' + "9" * 5000 + "}",
+            "not a JSON object on one line: Exceeds the limit",
+        ),
+        ('{"' + "k" * 9000 + '": 1, "' + "k" * 9000 + '": 2}', "occurs twice"),
+        ('{"' + "k\\n" * 9000 + '": 1}', "there is no column 'prompt'"),
+    ],
+)
+def test_a_hostile_row_is_refused_in_few_words(tmp_path: Path, line: str, complaint: str) -> None:
+    message = refusal(write(tmp_path / "p.jsonl", line))
+    assert complaint in message
+    assert "p.jsonl, line 1" in message
+    assert len(message) < 600 + len(str(tmp_path))
+
+
+def test_a_pair_of_surrogates_is_a_character(tmp_path: Path) -> None:
+    assert load(write(tmp_path / "p.jsonl", '{"prompt": "\\ud83d\\ude00"}'))[0].text == "\U0001f600"
+
+
+def test_a_line_without_end_is_refused_at_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "MAX_LINE_BYTES", 1 << 20)
+    with (tmp_path / "p.jsonl").open("wb") as file:
+        file.truncate(1 << 40)
+    assert "p.jsonl, line 1: the line is longer than 1 MiB" in refusal(tmp_path / "p.jsonl")
+
+
+def test_a_prompt_that_no_context_holds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "MAX_PROMPT_CHARACTERS", 1000)
+    messages = [{"role": "user", "content": "7" * 600}] * 2
+    for value in ("7" * 1001, messages):
+        assert "line 1, column 'prompt': the prompt has 1" in refusal(
+            write(tmp_path / "p.jsonl", json.dumps({"prompt": value}))
+        )
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.parquet"])
+@pytest.mark.parametrize("device", [None, "/dev/zero"])
+def test_a_pipe_or_a_device_is_refused_and_not_waited_for(
+    tmp_path: Path, name: str, device: str | None
+) -> None:
+    path = tmp_path / name
+    path.symlink_to(device) if device else os.mkfifo(path)
+    assert "not a regular file" in refusal(path)
+
+
+def test_a_dataset_with_a_pipe_is_refused(tmp_path: Path) -> None:
+    folder = save_dataset(tmp_path / "d", [{"prompt": "7+5="}])
+    shard = next(folder.glob("*.arrow"))
+    shard.unlink()
+    os.mkfifo(shard)
+    with pytest.raises(JigsawError, match=r"the file .*arrow that state\.json names is missing"):
+        load(folder)
+
+
+def test_a_file_that_claims_more_rows_than_memory_holds_is_refused(tmp_path: Path) -> None:
+    """Runs of one value take no space: a few kilobytes a million rows."""
+    path = tmp_path / "p.parquet"
+    pq.write_table(pa.table({"n": pa.array(np.zeros(11_000_000, np.int8))}), path, compression="zstd")
+    assert path.stat().st_size < 100_000
+    assert "says that it has 11000000 rows" in refusal(path)
+
+
+def test_offsets_beyond_the_end_of_a_column_are_refused_before_they_are_followed(tmp_path: Path) -> None:
+    folder = save_dataset(tmp_path / "d", [{"prompt": "7+5="}, {"prompt": "1+1="}])
+    shard = next(folder.glob("*.arrow"))
+    content = shard.read_bytes()
+    offsets = np.array([0, 4, 8], np.int32).tobytes()
+    assert content.count(offsets) == 1
+    shard.write_bytes(content.replace(offsets, np.array([0, 4, 1 << 30], np.int32).tobytes()))
+    with pytest.raises(JigsawError, match="is torn, or not hf"):
+        load(folder)

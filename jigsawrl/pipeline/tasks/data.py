@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.foreign import shortened, shown
 from jigsawrl.pipeline.tasks.base import JSON, ListedTask, Prompt, RewardSpec, Task
 from jigsawrl.pipeline.tasks.rows import Rows, read_rows
 
 IGNORED = ("tools", "chat_template_kwargs")
 """Columns that TRL renders prompts with."""
+MAX_PROMPT_CHARACTERS = 16 << 20
+"""More than the longest contexts hold; tokenizers take some hundred bytes of memory for a character."""
 _VERL_GROUND_TRUTH = "reward_model.ground_truth"
 
 
@@ -70,12 +73,17 @@ def _value(rows: Rows, number: int, row: dict[str, JSON], column: str) -> JSON:
     for name in column.split("."):
         if not isinstance(value, dict) or name not in value:
             near = difflib.get_close_matches(column, row, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {shown(near[0])}?" if near else ""
             raise JigsawError(
-                f"{rows.at(number)}: there is no column {column!r}{hint}\nColumns: {', '.join(row) or 'none'}"
+                f"{rows.at(number)}: there is no column {column!r}{hint}\nColumns: {names(row)}"
             )
         value = value[name]
     return value
+
+
+def names(row: dict[str, JSON]) -> str:
+    """The names of a row's columns, on one line."""
+    return shortened(" ".join(", ".join(row).split())) or "none"
 
 
 def _prompt(value: JSON, system_prompt: str | None) -> tuple[str | None, list[dict[str, str]] | None]:
@@ -84,6 +92,15 @@ def _prompt(value: JSON, system_prompt: str | None) -> tuple[str | None, list[di
         raise ValueError(f"must be text or a list of chat messages, not {_kind(value)}")
     if not value:
         raise ValueError("the prompt is empty")
+    length = (
+        len(value)
+        if isinstance(value, str)
+        else sum(len(str(m.get("content"))) for m in value if isinstance(m, dict))
+    )
+    if length > MAX_PROMPT_CHARACTERS:
+        raise ValueError(
+            f"the prompt has {length} characters, and at most {MAX_PROMPT_CHARACTERS} can be read"
+        )
     if isinstance(value, str):
         if system_prompt is None:
             return value, None
@@ -105,7 +122,7 @@ def _message(position: int, message: JSON) -> dict[str, str]:
             raise ValueError(f"message {position} has no {name!r}")
     for name, value in message.items():
         if not isinstance(value, str | None):
-            raise ValueError(f"message {position}: {name!r} must be text, not {_kind(value)}")
+            raise ValueError(f"message {position}: {shown(name)} must be text, not {_kind(value)}")
     return {name: value for name, value in message.items() if value is not None}
 
 

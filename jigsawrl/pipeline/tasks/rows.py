@@ -1,9 +1,11 @@
 """Reads the rows of a data file: JSONL, parquet, or the folder of a saved Hugging Face dataset.
 
-Every value that comes out is JSON-serialisable, and every complaint names the file, the line or row, and the column.
+Every value that comes out is JSON-serialisable, its texts have UTF-8, and every complaint names the file, the line or
+row, and the column.
 """
 
 import datetime
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -13,9 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.foreign import has_surrogates, shortened, shown
 from jigsawrl.pipeline.tasks.base import JSON
+from jigsawrl.regular import MAX_DEPTH, open_regular, read_json_object, too_deep
 
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
+MAX_LINE_BYTES = 256 << 20
+MAX_ROWS = 10_000_000
+"""A compressed file of a few bytes may claim any number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +88,45 @@ def _guess_format(path: Path) -> str:
 
 def _read_jsonl(path: Path) -> Rows:
     rows = Rows(path, "line", [])
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_refuse_duplicates)
-            except (ValueError, RecursionError) as error:
-                raise JigsawError(f"{rows.at(number)}: not a JSON object on one line: {error}") from error
-            if not isinstance(row, dict):
-                raise JigsawError(
-                    f"{rows.at(number)}: a {type(row).__name__} where one JSON object was expected\n"
-                    'JSONL has one row a line, such as {"prompt": "7+5=", "answer": "12"}'
-                )
-            rows.numbered.append((number, row))
+    with open_regular(path) as file:
+        for number in itertools.count(1):
+            line = file.readline(MAX_LINE_BYTES + 1)
+            if not line:
+                break
+            if len(line) > MAX_LINE_BYTES:
+                raise JigsawError(f"{rows.at(number)}: the line is longer than {MAX_LINE_BYTES >> 20} MiB")
+            if line.strip():
+                rows.numbered.append((number, _json_row(rows, number, line)))
     return rows
+
+
+def _json_row(rows: Rows, number: int, line: bytes) -> dict[str, JSON]:
+    try:
+        row = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_refuse_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise JigsawError(f"{rows.at(number)}: not a JSON object on one line: {error}") from error
+    if not isinstance(row, dict):
+        raise JigsawError(
+            f"{rows.at(number)}: a {type(row).__name__} where one JSON object was expected\n"
+            'JSONL has one row a line, such as {"prompt": "7+5=", "answer": "12"}'
+        )
+    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and too_deep(row):
+        raise JigsawError(
+            f"{rows.at(number)}: the row nests more than {MAX_DEPTH} levels of lists and objects"
+        )
+    # Only an escape can make a lone surrogate of valid UTF-8.
+    if b"\\u" in line and has_surrogates(json.dumps(row, ensure_ascii=False)):
+        raise JigsawError(
+            f"{rows.at(number)}: a text has half of a UTF-16 surrogate pair (\\ud800 to \\udfff), which has no "
+            "UTF-8; write the whole character, or leave it out"
+        )
+    return row
 
 
 def _refuse_duplicates(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
     row = dict(pairs)
     if len(row) < len(pairs):
-        raise ValueError(f"the name {_first_duplicate([name for name, _ in pairs])!r} occurs twice")
+        raise ValueError(f"the name {shown(_first_duplicate([name for name, _ in pairs]))} occurs twice")
     return row
 
 
@@ -119,14 +144,20 @@ def _read_arrow(path: Path, format: str) -> Rows:
     rows = Rows(path, "row", [])
     files = list(_dataset_files(path)) if format == "hf" else [path]
     for file in files:
+        open_regular(file).close()
         try:
             if format == "hf":
                 with pa.memory_map(str(file)) as source:
                     table = pa.ipc.open_stream(source).read_all()
             else:
-                table = pq.ParquetFile(file).read()
-        except (pa.ArrowException, OSError) as error:
-            raise JigsawError(f"{file} is torn, or not {format}: {error}") from error
+                parquet = pq.ParquetFile(file)
+                _check_count(file, parquet.metadata.num_rows)
+                table = parquet.read()
+            _check_count(file, table.num_rows)
+            table.validate(full=True)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            said = " ".join(str(error).split())
+            raise JigsawError(f"{file} is torn, or not {format}: {shortened(said)}") from error
         if duplicate := _first_duplicate(table.column_names):
             raise JigsawError(f"{file}: the column {duplicate!r} occurs twice")
         columns = {name: _column(rows, name, table.column(name)) for name in table.column_names}
@@ -135,15 +166,23 @@ def _read_arrow(path: Path, format: str) -> Rows:
     return rows
 
 
+def _check_count(file: Path, count: int) -> None:
+    if not 0 <= count <= MAX_ROWS:
+        raise JigsawError(f"{file} says that it has {count} rows; at most {MAX_ROWS} can be read")
+
+
 def _column(rows: Rows, name: str, column: Any) -> list[JSON]:
     """The values of one column of a file whose first row comes after all of `rows`."""
     values = []
     for number, scalar in enumerate(column, start=len(rows.numbered)):
         try:
-            values.append(to_json(scalar.as_py()))
-        except (TypeError, ValueError) as error:
+            value = to_json(scalar.as_py())
+            if too_deep(value):
+                raise ValueError(f"it nests more than {MAX_DEPTH} levels of lists and objects")
+            values.append(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise JigsawError(
-                f"{rows.at(number)}, column {name!r}: cannot be passed on as JSON: {error}\n"
+                f"{rows.at(number)}, column {shown(name)}: cannot be passed on as JSON: {shortened(str(error))}\n"
                 "Drop the column or store it as text or numbers."
             ) from error
     return values
@@ -161,11 +200,11 @@ def _dataset_files(folder: Path) -> Iterator[Path]:
     if not state.exists():
         raise JigsawError(f"{folder} is not a saved Hugging Face dataset: there is no state.json in it")
     try:
-        names = [entry["filename"] for entry in json.loads(state.read_text("utf-8"))["_data_files"]]
+        names = [entry["filename"] for entry in read_json_object(state, "task.path")["_data_files"]]
         files = [folder / Path(name).name for name in names]
     except (ValueError, KeyError, TypeError) as error:
         raise JigsawError(f"{state} does not name the dataset's files ({error!r})") from error
     for file in files:
-        if not file.exists():
+        if not file.is_file():
             raise JigsawError(f"{folder}: the file {file.name} that state.json names is missing")
         yield file
