@@ -98,7 +98,10 @@ def edit_config(model: Path, **changes: Any) -> None:
             lambda m: edit_config(m, model_type="gpt2"),
             "{m}/config.json says model_type 'gpt2'; supported are llama, mistral, qwen2, qwen3",
         ),
-        (lambda m: edit_config(m, hidden_size="wide"), "{m}/config.json does not describe a model ("),
+        (
+            lambda m: edit_config(m, hidden_size="wide"),
+            "{m}/config.json has hidden_size 'wide'; it must be a whole number from 1 to 16777216",
+        ),
         (
             lambda m: (m / "model.safetensors").unlink(),
             "{m} has no weights; save the model as safetensors",

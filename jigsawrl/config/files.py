@@ -6,14 +6,18 @@ import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jigsawrl.config.combinations import length_problem
 from jigsawrl.config.targets import target_problem
 from jigsawrl.config.tasks import DataTask, EnvironmentTask, EpisodeTask
 from jigsawrl.errors import JigsawError
+from jigsawrl.foreign import shortened
 from jigsawrl.model.config_keys import unknown_keys
 from jigsawrl.model.spec import ModelSpec, spec_from_config
+from jigsawrl.model.tokenizer_files import check_tokenizer_files
+from jigsawrl.model.weights import check_index, check_weights, weight_files
+from jigsawrl.regular import read_json_object
 
 if TYPE_CHECKING:
     from jigsawrl.config.settings import LoraConfig, RunConfig
@@ -36,7 +40,7 @@ def _model(config: RunConfig) -> Iterator[str]:
     if config.model.tiny is None:
         folder = Path(config.model.path)
         try:
-            spec = _read_model(folder, config.model.trust_remote_code)
+            spec = read_model(folder, config.model.trust_remote_code)
         except JigsawError as error:
             yield str(error).replace("\n", " ")
         else:
@@ -69,10 +73,10 @@ def remarks(config: RunConfig) -> list[str]:
     return said
 
 
-def _read_model(folder: Path, trusted: bool) -> ModelSpec:
+def read_model(folder: Path, trusted: bool) -> ModelSpec:
     """The model in a folder that has all it needs; a JigsawError for any other folder."""
     spec = model_spec(folder)
-    _check_weights(folder)
+    _check_weights(folder, spec)
     _check_tokenizer(folder, trusted)
     return spec
 
@@ -85,40 +89,29 @@ def model_spec(folder: Path) -> ModelSpec:
             f"model.path: {folder} {what}; give a Hugging Face folder on this machine, or tiny "
             "('jigsaw fetch smollm2' makes a folder)"
         )
-    raw = _json(folder / "config.json", "model.path", "so it is not a Hugging Face model folder")
+    raw = read_json_object(folder / "config.json", "model.path", "so it is not a Hugging Face model folder")
     return spec_from_config(raw, folder / "config.json")
 
 
-def _check_weights(folder: Path) -> None:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        shards = set(_json(index, "model.path", "").get("weight_map", {}).values())
-        missing = sorted(name for name in shards if not (folder / str(name)).is_file())
-        if missing:
-            raise JigsawError(
-                f"model.path: {folder} lacks {missing[0]}, named by {index.name}; copy it there"
-            )
-    weights = [p for p in sorted(folder.glob("*.safetensors")) if not p.name.startswith("adapter_")]
-    if not weights:
+def _check_weights(folder: Path, spec: ModelSpec) -> None:
+    check_index(folder)
+    if not weight_files(folder):
         pickled = [p.name for p in sorted(folder.iterdir()) if p.suffix in PICKLED]
         found = f"only pickled weights ({pickled[0]}), which are never loaded" if pickled else "no weights"
         raise JigsawError(f"model.path: {folder} has {found}; save the model as safetensors")
-    for path in weights:
-        with path.open("rb") as file:
-            header = int.from_bytes(file.read(8), "little")
-        if not 2 <= header <= path.stat().st_size - 8:
-            raise JigsawError(f"model.path: {path} is cut off or no safetensors file; download it again")
+    check_weights(folder, spec)
 
 
 def _check_tokenizer(folder: Path, trusted: bool) -> None:
     has = {path.name for path in folder.iterdir()}
     if not ({"tokenizer.json", "tokenizer.model"} & has or {"vocab.json", "merges.txt"} <= has):
         raise JigsawError(f"model.path: {folder} has no tokenizer; put the model's tokenizer.json there")
+    check_tokenizer_files(folder)
     if "tokenizer_config.json" in has and not trusted:
-        own_code = _json(folder / "tokenizer_config.json", "model.path", "").get("auto_map")
+        own_code = read_json_object(folder / "tokenizer_config.json", "model.path", "").get("auto_map")
         if own_code:
             raise JigsawError(
-                f"model.path: the tokenizer in {folder} brings its own code ({own_code}); "
+                f"model.path: the tokenizer in {folder} brings its own code ({shortened(str(own_code))}); "
                 "if you trust it, set model.trust_remote_code to true"
             )
 
@@ -128,7 +121,9 @@ def _adapter(lora: LoraConfig, folder: Path) -> Iterator[str]:
         yield f"model.lora.path: {folder} is not a folder; give the folder of a PEFT adapter, or null"
         return
     try:
-        raw = _json(folder / "adapter_config.json", "model.lora.path", "so it is not a PEFT adapter")
+        raw = read_json_object(
+            folder / "adapter_config.json", "model.lora.path", "so it is not a PEFT adapter"
+        )
     except JigsawError as error:
         yield str(error)
         return
@@ -161,15 +156,3 @@ def _packages(config: RunConfig) -> Iterator[str]:
         yield "rollout.backend: vllm is not installed; pip install 'jigsawrl[vllm]', or set it to jigsaw"
     if config.telemetry.wandb and find_spec("wandb") is None:
         yield "telemetry.wandb: wandb is not installed; pip install 'jigsawrl[wandb]', or set it to null"
-
-
-def _json(path: Path, key: str, otherwise: str) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise JigsawError(f"{key}: {path.parent} has no {path.name}, {otherwise}".rstrip(", ")) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise JigsawError(f"{key}: {path} is not valid JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise JigsawError(f"{key}: {path} is not a JSON object")
-    return content

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from jigsawrl.foreign import shown
+
 READ = frozenset(
     {
         "model_type",
@@ -158,14 +160,19 @@ def rope_of(raw: dict[str, Any]) -> dict[str, Any]:
 
 def problem_of(raw: dict[str, Any]) -> str | None:
     """What the first key that cannot be honoured says, and why it cannot."""
+    if not isinstance(rope_of(raw), dict):
+        return f"has {rope_name(raw)} {shown(rope_of(raw))}; it must be an object"
     for place in (raw, rope_of(raw)):
         for key, (values, reason) in ONLY.items():
             if key in place and place[key] not in values:
-                return f"says {key} {place[key]!r}; {reason}"
+                return f"says {key} {shown(place[key])}; {reason}"
     for key, value in rope_of(raw).items():
         if isinstance(value, dict):
-            return f"has {rope_name(raw)} for {key}; only the same for all layers can be computed"
-    own = [name for name in OWN_CODE if name in (raw.get("auto_map") or {})]
+            return f"has {rope_name(raw)} for {shown(key)}; only the same for all layers can be computed"
+    brought = raw.get("auto_map") or {}
+    if not isinstance(brought, dict):
+        return f"has auto_map {shown(brought)}; it must be an object"
+    own = [name for name in OWN_CODE if name in brought]
     if own:
         return (
             f"brings its own code for {', '.join(own)} (auto_map), which is never run; "

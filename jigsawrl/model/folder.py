@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -14,9 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.foreign import FLOAT32_MAX, shown
 from jigsawrl.model.lora import TARGETS, add_lora, linears, load_lora_state, lora_state, merged_weight
 from jigsawrl.model.spec import read_spec
 from jigsawrl.model.transformer import Linear, Transformer, rope_tables
+from jigsawrl.model.weights import INDEX, check_weights, read_header, weight_files
+from jigsawrl.regular import read_json_object
 
 DTYPE_KEY = "torch_dtype"
 """The key of config.json with the type of the weights: every transformers reads it, `dtype` only newer ones."""
@@ -35,8 +39,9 @@ BESIDE_WEIGHTS = (
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: str | torch.device = "cpu") -> Transformer:
-    """The model in a Hugging Face folder. Every parameter must be there, with the right shape."""
+    """The model in a Hugging Face folder. Every parameter must be there, with the right shape and finite values."""
     spec = read_spec(folder)
+    check_weights(folder, spec)
     with torch.device("meta"):
         model = Transformer(spec)
     for module in model.modules():  # not `to_empty`, which would import sympy, half a second in every process
@@ -45,7 +50,20 @@ def load_model(folder: Path, dtype: torch.dtype, device: str | torch.device = "c
             setattr(module, name, nn.Parameter(empty))
     fill_buffers(model)
     load_weights(model, iterate_weights(folder), str(folder))
+    check_finite(model, folder)
     return model
+
+
+@torch.no_grad()
+def check_finite(model: Transformer, folder: Path) -> None:
+    """A JigsawError where a weight is NaN or infinite, be it because the model's type cannot hold it."""
+    for name, view in places(model).items():
+        # A sum takes one pass and no memory; finite numbers can overflow in it, so it only casts suspicion.
+        if not math.isfinite(view.sum(dtype=torch.float32)) and not view.isfinite().all():
+            kind = str(model.dtype).removeprefix("torch.")
+            raise JigsawError(
+                f"model.path: {name!r} in {folder} holds a value that is not a finite number in {kind}"
+            )
 
 
 def fill_buffers(model: Transformer) -> None:
@@ -55,16 +73,12 @@ def fill_buffers(model: Transformer) -> None:
 
 
 def iterate_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    files = sorted(folder.glob("*.safetensors"))
-    files = [f for f in files if not f.name.startswith("adapter_")]
-    if not files:
-        raise JigsawError(f"model.path: {folder} has no .safetensors file (pickled weights are not loaded)")
-    for path in files:
+    for path in weight_files(folder):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - a safetensors handle is no dict
                     yield name, file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, MemoryError) as error:
             raise JigsawError(f"model.path: {path} cannot be read ({error})") from None
 
 
@@ -171,27 +185,31 @@ def export_adapter(model: Transformer, base: Path, rank: int, alpha: float, out:
 
 def load_adapter(model: Transformer, folder: Path) -> tuple[int, float]:
     """Adds the adapter of a PEFT folder to the model; returns its rank and alpha."""
-    path = folder / "adapter_config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        state = load_file(folder / "adapter_model.safetensors")
-    except (OSError, ValueError, SafetensorError) as error:
-        raise JigsawError(f"model.lora.path: {folder} is not a PEFT adapter folder ({error})") from None
+    path, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    config = read_json_object(path, "model.lora.path", "so it is not a PEFT adapter folder")
     plain = config.get("peft_type") == "LORA" and config.get("bias", "none") == "none"
     odd = [key for key in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern") if config.get(key)]
     targets = config.get("target_modules")
-    if not plain or odd or not isinstance(targets, list) or not set(targets) <= set(TARGETS):
+    if not plain or odd or not isinstance(targets, list) or not all(each in TARGETS for each in targets):
         raise JigsawError(
             f"model.lora.path: {path} is not a plain LoRA adapter on {', '.join(TARGETS)}"
             + (f" (it sets {', '.join(odd)})" if odd else "")
         )
-    rank, alpha = int(config["r"]), float(config["lora_alpha"])
-    add_lora(model, rank, alpha, set(targets), seed=0)
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    ranks = {s[0] for n, _, s in read_header(weights, "model.lora.path") if n.endswith("lora_A.weight") and s}
+    if isinstance(rank, bool) or not isinstance(rank, int) or ranks != {rank}:
+        found = ", ".join(map(str, sorted(ranks)[:3])) or "no adapters"
+        raise JigsawError(f"model.lora.path: {path} has r {shown(rank)}, and {weights.name} has {found}")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha <= FLOAT32_MAX:
+        raise JigsawError(
+            f"model.lora.path: {path} has lora_alpha {shown(alpha)}; it must be a number above 0"
+        )
+    add_lora(model, rank, float(alpha), set(targets), seed=0)
     try:
-        load_lora_state(model, state)
-    except (ValueError, RuntimeError) as error:
+        load_lora_state(model, load_file(weights))
+    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         raise JigsawError(f"model.lora.path: {folder}: {error}") from None
-    return rank, alpha
+    return rank, float(alpha)
 
 
 def _adapted(model: Transformer) -> list[tuple[str, Linear]]:
@@ -223,7 +241,7 @@ def _save_sharded(weights: dict[str, Tensor], out: Path) -> None:
         index.update(dict.fromkeys(shard, file))
     total = sum(t.nbytes for t in weights.values())
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2)
-    (out / "model.safetensors.index.json").write_text(text + "\n", encoding="utf-8")
+    (out / INDEX).write_text(text + "\n", encoding="utf-8")
 
 
 def _replace(aside: Path, out: Path) -> None:

@@ -195,6 +195,10 @@ def load_lora_state(model: Transformer, state: dict[str, Tensor]) -> None:
         odd = sorted(mine.keys() ^ state.keys())
         raise ValueError(f"the adapter does not fit this model: {len(odd)} names differ, such as {odd[0]}")
     for name, tensor in mine.items():
+        if tensor.shape != state[name].shape:
+            raise ValueError(
+                f"the adapter does not fit this model: {name} is {list(state[name].shape)}, not {list(tensor.shape)}"
+            )
         tensor.copy_(state[name])
 
 

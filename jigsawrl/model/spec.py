@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.foreign import shown
 from jigsawrl.model.config_keys import problem_of, rope_name, rope_of
+from jigsawrl.regular import read_json_object
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -18,6 +18,13 @@ KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 POSITIONS = {"llama": 2048, "mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768}
 HEAD_DIM = {"qwen3": 128}
 SLIDING_WINDOW, MAX_WINDOW_LAYERS = 4096, 28
+MAX_LAYERS = 4096
+"""Several times the layers of the deepest models that there are."""
+MAX_SIZE = 1 << 24
+"""Of any width, and of the vocabulary; the product of all is compared with the weights that there are."""
+MAX_NUMBER = 1e18
+MAX_ROPE_SIZE = 1 << 27
+"""Positions times the size of a head: the tables of rope hold it twice, in 1 GiB. A million positions of 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,118 +74,156 @@ class ModelSpec:
 def read_spec(folder: Path) -> ModelSpec:
     """The spec of the model in `folder`; a clear error for anything that is not a model we can run."""
     path = folder / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise JigsawError(
-            f"model.path: {folder} has no config.json, so it is not a Hugging Face model folder"
-        ) from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise JigsawError(f"model.path: {path} is not valid JSON ({error})") from None
-    return spec_from_config(raw, path)
+    missing = "so it is not a Hugging Face model folder"
+    return spec_from_config(read_json_object(path, "model.path", missing), path)
 
 
 def spec_from_config(raw: dict[str, Any], source: Path) -> ModelSpec:
+    """The spec that a config.json gives; a clear error where it cannot be computed, or is out of all proportion."""
     family = raw.get("model_type")
     if family not in FAMILIES:
         raise JigsawError(
-            f"model.path: {source} says model_type {family!r}; supported are {', '.join(FAMILIES)}"
+            f"model.path: {source} says model_type {shown(family)}; supported are {', '.join(FAMILIES)}"
         )
-    try:
-        if problem := problem_of(raw):
-            raise JigsawError(f"model.path: {source} {problem}")
-        heads = int(raw["num_attention_heads"])
-        hidden = int(raw["hidden_size"])
-        kv_heads = int(raw.get("num_key_value_heads", KV_HEADS.get(family)) or heads)
-        head_dim = int(raw.get("head_dim") or HEAD_DIM.get(family) or hidden // heads)
-        if heads % kv_heads:
-            raise JigsawError(
-                f"model.path: {source} has num_attention_heads {heads}, which is no multiple of "
-                f"num_key_value_heads {kv_heads}{'' if 'num_key_value_heads' in raw else ', the default'}"
-            )
-        if head_dim % 2:
-            raise JigsawError(
-                f"model.path: {source} has an odd head_dim, {head_dim}, which rope cannot rotate"
-            )
-        layers = int(raw["num_hidden_layers"])
-        positions = int(raw.get("max_position_embeddings", POSITIONS[family]))
-        window = _window(raw, layers, source)
-        own_bias = bool(raw.get("attention_bias", False)) and family in ("llama", "qwen3")
-        return ModelSpec(
-            family=family,
-            vocab_size=int(raw["vocab_size"]),
-            hidden_size=hidden,
-            layers=layers,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            intermediate_size=int(raw["intermediate_size"]),
-            max_positions=positions if window is None else min(positions, window),
-            window=window if window is not None and window < positions else None,
-            norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-            rope_theta=float(rope_of(raw).get("rope_theta") or raw.get("rope_theta") or 10000.0),
-            rope_scaling=_rope_scaling(raw, positions, source),
-            tied=bool(raw.get("tie_word_embeddings", False)),
-            qkv_bias=family == "qwen2" or own_bias,
-            o_bias=own_bias,
-            qk_norm=family == "qwen3",
-            raw=raw,
+    config = _Config(raw, source)
+    if problem := problem_of(raw):
+        raise config.refused(problem)
+    heads = config.count("num_attention_heads")
+    hidden = config.count("hidden_size")
+    kv_heads = config.count("num_key_value_heads", KV_HEADS.get(family, heads), null=heads)
+    usual = HEAD_DIM.get(family) or max(1, hidden // heads)
+    head_dim = config.count("head_dim", usual, null=usual)
+    if heads % kv_heads:
+        raise config.refused(
+            f"has num_attention_heads {heads}, which is no multiple of "
+            f"num_key_value_heads {kv_heads}{'' if 'num_key_value_heads' in raw else ', the default'}"
         )
-    except KeyError as error:
-        raise JigsawError(f"model.path: {source} has no {error.args[0]!r}") from None
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise JigsawError(f"model.path: {source} does not describe a model ({error})") from None
+    if head_dim % 2:
+        raise config.refused(f"has an odd head_dim, {head_dim}, which rope cannot rotate")
+    layers = config.count("num_hidden_layers", most=MAX_LAYERS)
+    positions = config.count("max_position_embeddings", POSITIONS[family], most=MAX_ROPE_SIZE)
+    window = _window(config, layers)
+    own_bias = config.flag("attention_bias") and family in ("llama", "qwen3")
+    spec = ModelSpec(
+        family=family,
+        vocab_size=config.count("vocab_size"),
+        hidden_size=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=config.count("intermediate_size"),
+        max_positions=positions if window is None else min(positions, window),
+        window=window if window is not None and window < positions else None,
+        norm_eps=config.positive("rms_norm_eps", 1e-6),
+        rope_theta=config.positive("rope_theta", 10000.0, inside=rope_of(raw)),
+        rope_scaling=_rope_scaling(config, positions),
+        tied=config.flag("tie_word_embeddings"),
+        qkv_bias=family == "qwen2" or own_bias,
+        o_bias=own_bias,
+        qk_norm=family == "qwen3",
+        raw=raw,
+    )
+    if spec.max_positions * head_dim > MAX_ROPE_SIZE:
+        raise config.refused(
+            f"has max_position_embeddings {positions}, for which the tables of rope take too much memory; "
+            f"set it there to at most {MAX_ROPE_SIZE // head_dim}"
+        )
+    return spec
 
 
-def _window(raw: dict[str, Any], layers: int, source: Path) -> int | None:
+class _Config:
+    """The values of a config.json: each is of its type and in proportion, or refused by its name."""
+
+    def __init__(self, raw: dict[str, Any], source: Path) -> None:
+        self.raw = raw
+        self.source = source
+
+    def refused(self, problem: str) -> JigsawError:
+        return JigsawError(f"model.path: {self.source} {problem}")
+
+    def count(
+        self, key: str, default: int | None = None, null: int | None = None, most: int = MAX_SIZE
+    ) -> int:
+        """A whole number from 1 to `most`; `null` is what null stands for, where it may."""
+        value = self.raw.get(key, default)
+        if value is None and null is not None:
+            value = null
+        elif value is None and key not in self.raw:
+            raise self.refused(f"has no {key!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self.refused(f"has {key} {shown(value)}; it must be a whole number from 1 to {most}")
+        return value
+
+    def positive(self, key: str, default: float, inside: dict[str, Any] | None = None) -> float:
+        """A finite number above 0, from `inside` if it has it; null is the default."""
+        values = ((inside or {}).get(key), self.raw.get(key), default)
+        value = next(value for value in values if value is not None)
+        return self.number(key, value)
+
+    def number(self, key: str, value: Any) -> float:
+        """The value, if it is a finite number above 0."""
+        right = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER
+        if not right:
+            raise self.refused(f"has {key} {shown(value)}; it must be a number above 0")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self.raw.get(key)
+        if not isinstance(value, bool | None):
+            raise self.refused(f"has {key} {shown(value)}; it must be true or false")
+        return bool(value)
+
+
+def _window(config: _Config, layers: int) -> int | None:
     """How many tokens some layer attends to at most, its own among them; None: every layer attends to all."""
+    raw = config.raw
     family, kinds = raw["model_type"], raw.get("layer_types")
-    possible = {FULL} if family == "llama" else {FULL, SLIDING}
-    if kinds is not None and (len(kinds) != layers or not possible.issuperset(kinds)):
-        raise JigsawError(
-            f"model.path: {source} says layer_types {kinds!r}; it must be a list of {layers}, one for each layer, "
-            f"of {' or '.join(sorted(possible))}"
+    possible = (FULL,) if family == "llama" else (FULL, SLIDING)
+    if kinds is not None and not (
+        isinstance(kinds, list) and len(kinds) == layers and all(kind in possible for kind in kinds)
+    ):
+        raise config.refused(
+            f"says layer_types {shown(kinds)}; it must be a list of {layers}, one for each layer, "
+            f"of {' or '.join(possible)}"
         )
     window = None
-    if family == "mistral" or (family != "llama" and raw.get("use_sliding_window", False)):
-        window = raw.get("sliding_window", SLIDING_WINDOW)
+    if family == "mistral" or (family != "llama" and config.flag("use_sliding_window")):
+        given = raw.get("sliding_window", SLIDING_WINDOW)
+        window = None if given is None else config.count("sliding_window", SLIDING_WINDOW, most=MAX_ROPE_SIZE)
     if kinds is not None and SLIDING in kinds and window is None:
-        raise JigsawError(f"model.path: {source} has {SLIDING} among its layer_types, and no sliding_window")
+        raise config.refused(f"has {SLIDING} among its layer_types, and no sliding_window")
     if family == "mistral" or window is None:
         return (
             window  # for mistral in all layers: transformers' classes differ in what they make of layer_types
         )
     first = raw.get("max_window_layers", MAX_WINDOW_LAYERS)
+    if isinstance(first, bool) or not isinstance(first, int):
+        raise config.refused(f"has max_window_layers {shown(first)}; it must be a whole number")
     slides = first < layers if kinds is None else SLIDING in kinds
     return window if slides else None
 
 
-def _rope_scaling(raw: dict[str, Any], positions: int, source: Path) -> dict[str, Any] | None:
+def _rope_scaling(config: _Config, positions: int) -> dict[str, Any] | None:
+    raw = config.raw
     rope = rope_of(raw)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return None
     if kind not in ("linear", "llama3"):
-        raise JigsawError(
-            f"model.path: {source} has {rope_name(raw)} of type {kind!r}; supported are linear and llama3"
-        )
-    factor = float(rope["factor"])
-    if not 0 < factor < math.inf:
-        raise JigsawError(
-            f"model.path: {source} has a rope factor of {rope['factor']}, and it must be above 0"
-        )
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+        raise config.refused(f"has {rope_name(raw)} of type {shown(kind)}; supported are linear and llama3")
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": config.number("rope factor", rope.get("factor"))}
     if kind == "linear":
         return scaling
     # transformers prefers the length of the pretraining at the top level.
     original = raw.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
-    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    low, high = (config.number(key, rope.get(key)) for key in ("low_freq_factor", "high_freq_factor"))
     if low >= high:
-        raise JigsawError(
-            f"model.path: {source} has low_freq_factor {low}, not below high_freq_factor {high}"
-        )
+        raise config.refused(f"has low_freq_factor {low}, not below high_freq_factor {high}")
     return scaling | {
         "low_freq_factor": low,
         "high_freq_factor": high,
-        "original_max_position_embeddings": float(original or positions),
+        "original_max_position_embeddings": config.number(
+            "original_max_position_embeddings", original or positions
+        ),
     }

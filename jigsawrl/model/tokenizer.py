@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import datetime
-import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.foreign import has_surrogates, shortened, shown
+from jigsawrl.model.chat_template import check_template
 from jigsawrl.model.plain_tokenizer import GENERIC_CLASSES, plain_tokenizer
+from jigsawrl.model.tokenizer_files import check_tokenizer_files
+from jigsawrl.regular import read_json_object
 
 _PROBE = "12+7=\nab c"
+
+
+class UnusableText(JigsawError):
+    """A text that this tokenizer, or the model beside it, cannot take."""
 
 
 class Tokenizer:
     """A model folder's tokenizer.
 
-    `encode` adds nothing to the text. `prefix_ids` are the tokens that belong before a plain text (a BOS, or
+    `encode` adds nothing to the text, and raises UnusableText where a token is not among those of the model, of which
+    there are `model_vocabulary`. `prefix_ids` are the tokens that belong before a plain text (a BOS, or
     none); chat templates write their own. Each of `eos_token_ids` ends an answer; `eos_token_id` is the one to
     write where an answer must be ended.
     """
 
-    def __init__(self, inner: Any, *, eos_token_ids: list[int], pad_token_id: int) -> None:
+    def __init__(
+        self, inner: Any, *, eos_token_ids: list[int], pad_token_id: int, model_vocabulary: int | None = None
+    ) -> None:
         self.inner = inner
+        self.model_vocabulary = model_vocabulary
         self.eos_token_id = eos_token_ids[0]
         self.eos_token_ids = frozenset(eos_token_ids)
         self.pad_token_id = pad_token_id
@@ -32,7 +44,18 @@ class Tokenizer:
         self.prefix_ids = _prefix(inner)
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.inner.encode(text, add_special_tokens=False, verbose=False)
+        try:
+            ids: list[int] = self.inner.encode(text, add_special_tokens=False, verbose=False)
+        except (TypeError, UnicodeError):
+            if not has_surrogates(text):
+                raise
+            raise UnusableText("a text has half of a UTF-16 surrogate pair, which has no UTF-8") from None
+        if self.model_vocabulary is not None and max(ids, default=0) >= self.model_vocabulary:
+            odd = next(token for token in ids if token >= self.model_vocabulary)
+            raise UnusableText(
+                f"a text has the token {odd} ({shown(self.decode([odd]))}), and the model knows only "
+                f"{self.model_vocabulary} (vocab_size in its config.json)"
+            )
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -56,8 +79,7 @@ class Tokenizer:
 
         A template that writes today's date or the time gets midnight of `date`; None: what the clock says.
         """
-        from jinja2 import TemplateError
-
+        check_template(self._template())
         clock = {} if date is None else {"strftime_now": datetime.datetime(*date.timetuple()[:3]).strftime}
 
         try:
@@ -68,12 +90,17 @@ class Tokenizer:
                 continue_final_message=continue_last,
                 **clock,
             )
-        except (TemplateError, ValueError) as error:
-            roles = ", ".join(message["role"] for message in messages)
+        except Exception as error:  # whatever the expressions of a template raise
+            roles = shortened(", ".join(message["role"] for message in messages))
+            said = shortened(" ".join(str(error).split())) or type(error).__name__
             raise JigsawError(
-                f"the model's chat template refuses a conversation of {roles}: {error}"
+                f"the model's chat template refuses a conversation of {roles}: {said}"
             ) from None
         return text
+
+    def _template(self) -> str:
+        template = self.inner.chat_template
+        return template if isinstance(template, str) else str(template.get("default", ""))
 
 
 class StreamDecoder:
@@ -118,6 +145,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
     """The tokenizer in `folder`; nothing is downloaded, and code in the folder runs only if it is trusted."""
     if not folder.is_dir():
         raise JigsawError(f"model.path: {folder} is not a folder")
+    check_tokenizer_files(folder)
     settings = _read_json(folder / "tokenizer_config.json")
     if _own_code(settings) and not trust_remote_code:
         raise JigsawError(
@@ -126,15 +154,29 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
         )
     inner = _load(folder, settings, trust_remote_code)
 
-    generation = _read_json(folder / "generation_config.json") or _read_json(folder / "config.json")
+    config = _read_json(folder / "config.json")
+    generation = _read_json(folder / "generation_config.json") or config
+    vocabulary = config.get("vocab_size")
+    vocabulary = vocabulary if isinstance(vocabulary, int) else None
     eos = _ids(inner.eos_token_id) + _ids(generation.get("eos_token_id"))
+    pad = _ids(inner.pad_token_id) + _ids(generation.get("pad_token_id"))
+    for what, ids in (("eos_token_id", eos), ("pad_token_id", pad[:1])):
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise JigsawError(
+                    f"model.path: {folder} has {what} {shown(token)}; it must be a token's number"
+                )
     if not eos:
         raise JigsawError(
             f"model.path: nothing in {folder} says which token ends an answer; "
             "set eos_token in tokenizer_config.json"
         )
-    pad = _ids(inner.pad_token_id) + _ids(generation.get("pad_token_id")) + eos
-    return Tokenizer(inner, eos_token_ids=eos, pad_token_id=pad[0])
+    if vocabulary is not None and (unknown := [token for token in eos if token >= vocabulary]):
+        raise JigsawError(
+            f"model.path: {folder} has eos_token_id {unknown[0]}, which is none of the {vocabulary} tokens of its "
+            "model (vocab_size in config.json)"
+        )
+    return Tokenizer(inner, eos_token_ids=eos, pad_token_id=[*pad, *eos][0], model_vocabulary=vocabulary)
 
 
 def _load(folder: Path, settings: dict[str, Any], trust_remote_code: bool) -> Any:
@@ -158,8 +200,12 @@ def _load(folder: Path, settings: dict[str, Any], trust_remote_code: bool) -> An
             generic = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
             if _keeps_text(generic):
                 return generic
-    except Exception as error:  # the loaders raise plain `Exception` for some broken files
-        reason = (str(error).strip().splitlines() or [""])[0]
+        _prefix(chosen)
+    except BaseException as error:
+        # The loaders raise plain `Exception` for some broken files, and panic at others, which is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = shortened((str(error).strip().splitlines() or [""])[0])
         raise JigsawError(
             f"model.path: {folder} has no tokenizer that can be read ({type(error).__name__}: {reason})"
         ) from error
@@ -185,19 +231,11 @@ def _prefix(inner: Any) -> list[int]:
     return []
 
 
-def _ids(value: int | list[int] | None) -> list[int]:
+def _ids(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list) else [value]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise JigsawError(f"model.path: {path} is not valid JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise JigsawError(f"model.path: {path} is not a JSON object")
-    return content
+    return read_json_object(path, "model.path") if os.path.lexists(path) else {}

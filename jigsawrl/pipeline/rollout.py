@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jigsawrl.engine.types import Generation, Request, SampleKey, SampleOutput, SamplingParams
 from jigsawrl.errors import JigsawError
+from jigsawrl.model.tokenizer import UnusableText
 from jigsawrl.pipeline.chat import Dialogue
 from jigsawrl.pipeline.environments.pool import Environments, StepResult
 from jigsawrl.pipeline.prompts import keyed
@@ -152,7 +153,16 @@ class Rollout:
         """Tokens of every prompt of the task; none for an environment, whose prompts come with `reset`."""
         if self.environments is not None:
             return []
-        return [len(self.dialogue.prompt_tokens(self.task[i])) for i in range(len(self.task))]
+        return [self._prompt_length(index) for index in range(len(self.task))]
+
+    def _prompt_length(self, index: int) -> int:
+        try:
+            length = len(self.dialogue.prompt_tokens(self.task[index]))
+        except JigsawError as error:
+            raise JigsawError(f"prompt {index} (the first is 0) cannot be used: {error}") from None
+        if not length:
+            raise JigsawError(f"prompt {index} (the first is 0) cannot be used: it has no tokens")
+        return length
 
     def text(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
@@ -222,9 +232,14 @@ class _Episodes:
             elif isinstance(result, StepResult):
                 self._stepped(key, result)
             else:
-                self._opened(key, self.rollout.dialogue.first_tokens(result, self.spec.system_prompt))
+                self._opened(key, result)
 
-    def _opened(self, key: SampleKey, tokens: list[int]) -> None:
+    def _opened(self, key: SampleKey, observation: str) -> None:
+        try:
+            tokens = self.rollout.dialogue.first_tokens(observation, self.spec.system_prompt)
+        except UnusableText as error:
+            self._failed(key, Failure("raised", f"the first observation cannot be used: {error}"))
+            return
         limit = self.rollout.settings.max_prompt_tokens
         if len(tokens) > limit:
             raise JigsawError(
@@ -268,7 +283,11 @@ class _Episodes:
         if result.done or episode.truncated:
             self._end(key)
             return
-        turn = self.rollout.dialogue.turn_tokens(result.observation, episode.tokens[-1])
+        try:
+            turn = self.rollout.dialogue.turn_tokens(result.observation, episode.tokens[-1])
+        except UnusableText as error:
+            self._failed(key, Failure("raised", f"an observation cannot be used: {error}"))
+            return
         length = len(episode.tokens) + len(turn)
         budget = min(settings.params.max_tokens - len(episode.trained), settings.max_positions - length)
         if episode.turns >= self.spec.max_turns or budget < 1:

@@ -114,7 +114,7 @@ def test_the_exported_model_has_its_adapters_merged_in(adapted, tmp_path):
     ("break_it", "says"),
     [
         (lambda f: (f / "model.safetensors").unlink(), "has no .safetensors file"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"torn"), "cannot be read"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"torn"), "is cut off or no safetensors file"),
         (lambda f: (f / "config.json").unlink(), "has no config.json"),
         (lambda f: (f / "config.json").write_text("{"), "is not valid JSON"),
         (lambda f: save_file({"odd": torch.zeros(1)}, f / "model.safetensors"), "holds 'odd'"),

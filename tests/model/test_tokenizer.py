@@ -147,12 +147,14 @@ def test_a_chat_template_beside_it_is_not_overlooked(folder: Path) -> None:
 
 
 def test_an_end_that_its_file_does_not_know_is_not_overlooked(folder: Path) -> None:
+    edit(folder / "config.json", vocab_size=99)
     edit(folder / "tokenizer_config.json", eos_token="<end>")
     tokenizer = load_tokenizer(folder, trust_remote_code=False)
     assert tokenizer.decode([tokenizer.eos_token_id]) == "<end>"
 
 
 def test_further_settings_are_not_overlooked(folder: Path) -> None:
+    edit(folder / "config.json", vocab_size=99)
     edit(folder / "tokenizer_config.json", extra_special_tokens=["<think>"])
     tokenizer = load_tokenizer(folder, trust_remote_code=False)
     assert len(tokenizer.encode("<think>")) == 1

@@ -92,11 +92,8 @@ def _prompt(value: JSON, system_prompt: str | None) -> tuple[str | None, list[di
         raise ValueError(f"must be text or a list of chat messages, not {_kind(value)}")
     if not value:
         raise ValueError("the prompt is empty")
-    length = (
-        len(value)
-        if isinstance(value, str)
-        else sum(len(str(m.get("content"))) for m in value if isinstance(m, dict))
-    )
+    texts = [value] if isinstance(value, str) else [m.get("content") for m in value if isinstance(m, dict)]
+    length = sum(len(text) for text in texts if isinstance(text, str))
     if length > MAX_PROMPT_CHARACTERS:
         raise ValueError(
             f"the prompt has {length} characters, and at most {MAX_PROMPT_CHARACTERS} can be read"
