@@ -18,8 +18,11 @@ def shown(value: Any) -> str:
 
 
 def shortened(text: str, length: int = 300) -> str:
-    """The text, or its beginning with three dots."""
-    return text if len(text) <= length else text[: length - 3] + "..."
+    """The text on one line, or its beginning and three dots; what is no visible character is escaped."""
+    text = text if len(text) <= length else text[: length - 3] + "..."
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def has_surrogates(text: str) -> bool:

