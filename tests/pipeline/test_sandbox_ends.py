@@ -75,7 +75,7 @@ def assert_gone(mark: str) -> None:
 def test_what_a_call_has_started_is_gone_when_its_process_has_ended(
     namespaces: bool, mark: str, then: str, kind: str
 ) -> None:
-    sandbox = Sandbox(f"{CODE}:start_processes", {}, processes=1, timeout=2)
+    sandbox = Sandbox(f"{CODE}:start_processes", {}, processes=1, timeout=1)
     failure = sandbox.call(None, {"mark": mark, "then": then}).result(PATIENCE_S)
     assert isinstance(failure, Failure)
     assert failure.kind == kind
@@ -100,7 +100,7 @@ def test_in_a_namespace_nothing_survives_the_keeper_however_it_ends(mark: str) -
 @pytest.mark.parametrize("then", ["return", "stop parent"])
 def test_what_calls_have_started_is_gone_when_all_is_closed(namespaces: bool, mark: str, then: str) -> None:
     """Also where user code has stopped the process above it, which without namespaces is its keeper."""
-    sandbox = Sandbox(f"{CODE}:start_processes", {}, processes=1, timeout=2)
+    sandbox = Sandbox(f"{CODE}:start_processes", {}, processes=1, timeout=1)
     sandbox.call(None, {"mark": mark, "then": then}).result(PATIENCE_S)
     if then == "return":
         wait_for_all_started(mark)
