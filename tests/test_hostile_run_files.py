@@ -242,3 +242,14 @@ def test_mixes_and_jobs_files_have_bounds_too(tmp_path: Path) -> None:
             with pytest.raises(JigsawError, match="values, aliases included"):
                 load(path)
     assert MOST_JOBS_BYTES > MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    "code", ["-" * 100_000 + "1", "(" * 100_000, "x" + ".a" * 100_000, "\0", "x" * (17 << 20)]
+)
+def test_user_code_that_no_parser_survives_is_refused(tmp_path: Path, code: str) -> None:
+    (tmp_path / "judge.py").write_text(code)
+    task = "task: {kind: environment, path: judge.py:Game}\nmodel: {tiny: {warmup_steps: 0}}\n"
+    with limited():
+        said = refusal(load_run_file, written(tmp_path, task))
+    assert said.startswith(f"task.path: {tmp_path}/judge.py")

@@ -9,6 +9,11 @@ import warnings
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from jigsawrl.errors import JigsawError
+from jigsawrl.reading import read_regular
+
+MOST_BYTES = 16 << 20
+
 
 def target_problem(target: str) -> str | None:
     """Why `file.py:name` or `module:name` is not there; None where it is, or where only running it tells."""
@@ -28,11 +33,15 @@ def _file_problem(path: Path, name: str) -> str | None:
         return f"{path} is not a file"
     try:
         with warnings.catch_warnings(action="ignore"):
-            tree = ast.parse(path.read_bytes())
+            tree = ast.parse(read_regular(path, MOST_BYTES))
     except SyntaxError as error:
         return f"{path}, line {error.lineno or 1} is not valid Python: {error.msg}"
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         return f"{path} cannot be read: {error}"
+    except (MemoryError, RecursionError):
+        return f"{path} is nested too deeply to be read"
+    except JigsawError as error:
+        return str(error)
     names = _bound(tree.body)
     if name in names or "*" in names or "__getattr__" in names:
         return None

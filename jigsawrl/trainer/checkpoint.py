@@ -235,7 +235,15 @@ class _Manifest:
             files = {name: _File(**entry) for name, entry in fields["files"].items()}
             if _STATE not in files or not all(_FILE.fullmatch(name) for name in files):
                 raise ValueError("files of another kind")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            OSError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:
             raise _RefusedError(f"it is torn, {path.name} is damaged") from error
         return cls(version, step, fingerprint, files)
 

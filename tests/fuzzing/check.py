@@ -18,8 +18,8 @@ Target = Callable[[random.Random, Path], Case]
 
 CPU_SECONDS = 4.0
 """Of one case at most. CPU time, so that a busy machine changes nothing."""
-SECONDS = 120.0
-"""Of one case at most, waiting included."""
+SECONDS = 600.0
+"""Of one case at most, waiting included: long enough for a machine that is busy with much else."""
 LONGEST_LINE = 2000
 
 
@@ -78,8 +78,13 @@ def message_problem(message: str) -> str | None:
 def limited() -> Iterator[None]:
     """TooLong is raised where what is inside takes longer than a case may."""
 
+    watching = True
+
     def stop(number: int, frame: Any) -> None:
-        raise TooLong
+        nonlocal watching
+        if watching:
+            watching = False
+            raise TooLong
 
     timers = (
         (signal.ITIMER_PROF, signal.SIGPROF, CPU_SECONDS),
@@ -87,9 +92,12 @@ def limited() -> Iterator[None]:
     )
     before = [signal.signal(number, stop) for _, number, _ in timers]
     try:
-        for timer, _, seconds in timers:
-            signal.setitimer(timer, seconds)
-        yield
+        try:
+            for timer, _, seconds in timers:
+                signal.setitimer(timer, seconds)
+            yield
+        finally:
+            watching = False
     finally:
         for (timer, number, _), handler in zip(timers, before, strict=True):
             signal.setitimer(timer, 0)

@@ -205,6 +205,11 @@ def damaged(path: Path, damage: str) -> None:
     elif damage == "half a manifest":
         manifest = (path / "manifest.json").read_bytes()
         (path / "manifest.json").write_bytes(manifest[: len(manifest) // 2])
+    elif damage == "endless step":
+        manifest = (path / "manifest.json").read_text()
+        (path / "manifest.json").write_text(manifest.replace('"step": 9', '"step": 1e999'))
+    elif damage == "deep":
+        (path / "manifest.json").write_text("[" * 100_000)
     elif damage == "moved":
         path.rename(path.with_name("step-000077"))
     elif damage == "newer":
@@ -227,6 +232,8 @@ def damaged(path: Path, damage: str) -> None:
         ("no manifest", "it is torn, manifest.json is missing"),
         ("half a manifest", "it is torn, manifest.json is damaged"),
         ("outside", "it is torn, manifest.json is damaged"),
+        ("endless step", "it is torn, manifest.json is damaged"),
+        ("deep", "it is torn, manifest.json is damaged"),
         ("moved", "step-000077 is not used: it is of step 9, which is not what its name says"),
         ("newer", "it has format 99, of a newer jigsawrl; this one reads 2"),
         ("link", "it is a link or a file, not a folder"),
