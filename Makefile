@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test lint types pytest test-long test-vllm soak clean
+.PHONY: quickstart test lint types pytest test-long test-vllm soak fuzz clean
 
 quickstart: $(VENV)/.core
 	$(BIN)/jigsaw compare examples/four/run.yaml workers=$$(( $$(nproc) > 1 ? 2 : 1 )) --policies jigsaw,serial \
@@ -34,6 +34,10 @@ SEED ?= 1
 soak: $(VENV)/.dev
 	timeout $$(($(MINUTES) * 60 + 900)) $(BIN)/python tests/soak/commands.py --minutes $(MINUTES) --seed $(SEED)
 	timeout $$(($(MINUTES) * 60 + 900)) $(BIN)/python tests/soak/clusters.py --minutes $(MINUTES) --seed $(SEED)
+
+# Damaged files of every kind: each is read, or refused in a clear message.
+fuzz: $(VENV)/.dev
+	PYTHONPATH=tests timeout $$(($(MINUTES) * 60 + 400)) $(BIN)/python -m fuzzing.soak --minutes $(MINUTES) --seed $(SEED)
 
 # vLLM pins its own torch companions, so it lives in a venv of its own.
 test-vllm: .venv-vllm/.ready
