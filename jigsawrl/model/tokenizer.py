@@ -166,6 +166,10 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
                 raise JigsawError(
                     f"model.path: {folder} has {what} {shown(token)}; it must be a token's number"
                 )
+    if not isinstance(inner.chat_template, str | dict | None):
+        raise JigsawError(
+            f"model.path: {folder} has chat_template {shown(inner.chat_template)}; it must be text"
+        )
     if not eos:
         raise JigsawError(
             f"model.path: nothing in {folder} says which token ends an answer; "

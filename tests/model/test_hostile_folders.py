@@ -325,6 +325,12 @@ def test_a_chat_template_that_fails_hangs_or_explodes_is_refused(
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_a_chat_template_that_is_no_text_is_refused(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": 3}))
+    assert "has chat_template 3; it must be text" in refusal(folder)
+
+
 def test_an_adapter_that_lies_is_refused_before_memory_is_reserved(tmp_path: Path) -> None:
     model = random_model()
     export_model(model, tmp_path, tmp_path / "base")
