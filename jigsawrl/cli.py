@@ -25,7 +25,7 @@ from jigsawrl.cli_help import Command, Commands
 from jigsawrl.cli_output import INTERRUPTED, stdout_on_stderr
 from jigsawrl.errors import JigsawError, shown
 from jigsawrl.processes import raised_interrupts, spin_briefly
-from jigsawrl.streams import make_usual_streams_forgiving, stdout_is_a_log, unwritten_output
+from jigsawrl.streams import make_usual_streams_forgiving, restart_in_utf8, stdout_is_a_log, unwritten_output
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
@@ -159,6 +159,8 @@ cli_report.add_to(app)
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command and exits."""
+    if arguments is None:
+        restart_in_utf8()
     make_usual_streams_forgiving()
     spin_briefly()
     try:

@@ -187,7 +187,9 @@ def full_disk(said: str, out: Path | None) -> str:
 
 def cannot_start(error: Exception) -> str:
     """A process, by the one that forks them: that may have ended itself, which shows as an end of file."""
-    return cause_of(error) or no_more_processes(str(error).strip() or "the process that forks them has ended")
+    if isinstance(error, EOFError):
+        return no_more_processes("the process that forks them has ended")
+    return cause_of(error) or f"another process cannot be started: {error}"
 
 
 def no_more_processes(said: str) -> str:

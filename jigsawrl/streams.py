@@ -89,6 +89,17 @@ def make_usual_streams_forgiving() -> None:
         setattr(sys, name, forgiving(getattr(sys, name)))
 
 
+def restart_in_utf8() -> None:
+    """Runs this command again in Python's UTF-8 mode where the locale has names for few characters: folders and
+    pipelines may be called anything, and run files say it in UTF-8. The terminal gets what it can show."""
+    if sys.flags.utf8_mode or sys.getfilesystemencoding() == "utf-8" or os.environ.get("PYTHONUTF8") == "1":
+        return
+    os.environ["PYTHONUTF8"] = "1"
+    shown = getattr(sys.stdout, "encoding", None) or "ascii"
+    os.environ.setdefault("PYTHONIOENCODING", f"{shown}:backslashreplace")
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def stdout_is_a_log() -> None:
     """Of what this process prints nothing is an answer that a script may wait for: the exit code says how it went."""
     if isinstance(sys.stdout, Forgiving):

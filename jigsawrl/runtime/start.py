@@ -84,4 +84,4 @@ def following(
 def show_as(name: str) -> None:
     """The name under which `ps` and `top` show this process; the kernel keeps the first 15 bytes."""
     with suppress(OSError):
-        Path("/proc/self/comm").write_text(name)
+        Path("/proc/self/comm").write_text(name, encoding="utf-8", errors="replace")

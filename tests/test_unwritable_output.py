@@ -1,0 +1,117 @@
+"""Output that nobody can read: it never ends training, and a script that waits for an answer is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+REWARD = """
+def reward(data_source, solution_str, ground_truth, extra_info=None):
+    print("said on stdout \\u2713", flush=True)
+    return float(len(solution_str))
+"""
+TINY = {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 1, "warmup_steps": 0}
+RUN: dict[str, Any] = {
+    "name": "quiet",
+    "steps": 2,
+    "model": {"tiny": TINY},
+    "task": {"kind": "data", "path": "sums.jsonl", "reward": {"path": "reward.py:reward"}},
+    "rollout": {"prompts_per_step": 4, "samples": 2, "max_tokens": 4},
+    "telemetry": {"tensorboard": False},
+}
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path leaves room for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="tests-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def write(folder: Path) -> None:
+    (folder / "reward.py").write_text(REWARD)
+    rows = [{"prompt": f"{i} + 1 =", "answer": f"{i + 1} ✓"} for i in range(8)]
+    (folder / "sums.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    (folder / "run.yaml").write_text(json.dumps(RUN))
+    mix = {"workers": 1, "policy": "concurrent", "pipelines": {"a": {"run": "run.yaml"}}}
+    (folder / "mix.yaml").write_text(json.dumps(mix))
+
+
+def jigsaw(folder: Path, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """By a shell, which opens and closes what it says."""
+    return subprocess.run(
+        ["bash", "-c", f'jigsaw() {{ {sys.executable} -m jigsawrl run "$@"; }}; {command}'],
+        cwd=folder,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        env={**os.environ, **environment},
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    "output",
+    [">&-", "<&- >&- 2>&-", ">/dev/full 2>/dev/full", "2>&1 | head -1; exit ${PIPESTATUS[0]}"],
+    ids=["closed", "all closed", "full", "one line read"],
+)
+def test_training_goes_on_to_its_end(tmp_path: Path, output: str) -> None:
+    write(tmp_path)
+    done = jigsaw(tmp_path, f"jigsaw run.yaml --out out {output}")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "out" / "model" / "config.json").exists()
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["reward/mean"] > 0 for row in rows)
+
+
+def test_a_mix_goes_on_to_its_end_where_nothing_can_be_written(tmp_path: Path) -> None:
+    write(tmp_path)
+    done = jigsaw(tmp_path, "jigsaw mix.yaml --out out >/dev/full 2>&1")
+    assert done.returncode == 0
+    assert (tmp_path / "out" / "a" / "model" / "config.json").exists()
+
+
+def test_who_asked_for_an_answer_is_told_that_it_could_not_be_written(tmp_path: Path) -> None:
+    write(tmp_path)
+    done = jigsaw(tmp_path, "jigsaw run.yaml --dry-run --json >/dev/full")
+    assert done.returncode == 1
+    assert done.stderr == "jigsaw: standard output cannot be written: No space left on device\n"
+
+
+def test_names_of_any_characters_do_in_a_locale_that_has_none(tmp_path: Path) -> None:
+    write(tmp_path)
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = jigsaw(tmp_path, "jigsaw run.yaml --out größe-数", **plain)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "größe-数" / "model" / "config.json").exists()
+    assert "into gr\\xf6\\xdfe-\\u6570" in done.stdout
+
+
+def test_no_folder_for_temporary_files_and_no_home(short: Path) -> None:
+    """As in a container whose root cannot be written, of which only the run's folder is mounted otherwise."""
+    write(short)
+    (short / "sitecustomize.py").write_text(
+        "from jigsawrl import temporary\ntemporary.USUAL = ('/proc',)\n"
+        "import os, tempfile\ntempfile._candidate_tempdir_list = lambda: [os.environ['TMPDIR'], '/proc']\n"
+    )
+    path = f"{short}:{os.environ.get('PYTHONPATH', '')}"
+    command = "unset HOME; jigsaw mix.yaml --out out"
+    done = jigsaw(short, command, TMPDIR="/proc/none", PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    assert not list(short.glob(".jigsawrl*"))
+    assert not list((short / "out").glob(".jigsawrl*"))
