@@ -39,9 +39,9 @@ from jigsawrl.runtime.replay import replayed
 from jigsawrl.runtime.requests import take_back
 
 PIPELINES: dict[str, dict[str, Any]] = {
-    "sums": SUMS | {"steps": 24},
-    "calc": CALC | {"steps": 8},
-    "more": SUMS | {"steps": 12, "seed": 3, "checkpoint": {"every": 5}},
+    "sums": SUMS | {"steps": 60},
+    "calc": CALC | {"steps": 16},
+    "more": SUMS | {"steps": 30, "seed": 3, "checkpoint": {"every": 5}},
     "lora": SUMS | {"steps": 10, "model": SUMS["model"] | {"lora": {"rank": 4}}},
     "late": SUMS | {"steps": 6, "seed": 9},
 }
@@ -52,6 +52,8 @@ ANSWER_S = 30.0
 """Longest time to an answer, on a busy machine."""
 END_S = 240.0
 """Longest time that a run may take for what is left of it."""
+SET_UP_S = 10.0
+"""Longest wait for a first step."""
 MOST_DEATHS = 2
 """Of one pipeline in a session; more in a row would make it fail, as they should."""
 GARBAGE = (
@@ -109,6 +111,7 @@ class Round:
         self.run = start(self.file, self.out)
         try:
             self._listens()
+            self._is_at_work()
             for _ in range(self.draw.randint(6, 30)):
                 time.sleep(self.draw.choice((0.0, 0.05, 0.3, 1.0)))
                 if self.run.process.poll() is not None:
@@ -282,8 +285,20 @@ class Round:
         self._note("--resume")
         self.deaths.clear()
         self.run = start(self.file, self.out, "--resume")
-        if self.draw.random() < 0.5:
+        if self.draw.random() < 0.7:
             self._listens()
+        if self.draw.random() < 0.6:
+            self._is_at_work()
+
+    def _is_at_work(self) -> None:
+        """Waits a while for a step, so that not everything happens during set-up; all may be paused or over."""
+
+        def made() -> int:
+            return sum(path.read_bytes().count(b"\n") for path in self.out.glob("*/metrics.jsonl"))
+
+        before, until = made(), time.monotonic() + SET_UP_S
+        while made() == before and self.run.process.poll() is None and time.monotonic() < until:
+            time.sleep(0.02)
 
     def _end(self) -> None:
         """Nothing more is asked, so all that is left is done."""
@@ -320,7 +335,7 @@ MOVES = {
     "pause": 4,
     "resume": 4,
     "garbage": 2,
-    "kill_one": 2,
+    "kill_one": 4,
     "kill_scheduler": 1,
     "kill_all": 1,
     "terminate": 1.5,
