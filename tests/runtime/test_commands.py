@@ -137,8 +137,9 @@ def test_what_is_cancelled_or_stopping_ends_whoever_dies_and_whoever_wants_it_to
 
 
 def test_commands_during_set_up_are_answered_at_once_and_obeyed_later(tmp_path: Path) -> None:
-    """The first processes take seconds to be there. What is cancelled before it began can be replayed."""
-    file = mix_of(tmp_path, a=SUMS | {"steps": 1}, never=LONG)
+    """The first processes take seconds to be there. A run can be replayed whose pipelines were cancelled before they
+    began, or died in set-up."""
+    file = mix_of(tmp_path, a=SUMS | {"steps": 1}, never=LONG, dies=LONG)
     short = tmp_path / "short.yaml"
     short.write_text(json.dumps(SUMS | {"steps": 1}))
     out = tmp_path / "out"
@@ -149,30 +150,18 @@ def test_commands_during_set_up_are_answered_at_once_and_obeyed_later(tmp_path: 
         for _ in range(2):
             assert ask(out, do="submit", name="short", entry=entry(short))["pipelines"]["short"] == "to come"
         assert not run.named("actor0:a"), "all of this was answered before anybody was set up"
-        code, found = run.answer()
-        assert code == 0
-        assert {name: each["ended"] for name, each in found.items()} == {
-            "a": "finished",
-            "never": "cancelled",
-            "short": "finished",
-        }
-        assert all(each.same for each in replayed(out))
-    finally:
-        run.kill_all()
-
-
-def test_a_run_whose_pipeline_died_in_set_up_can_be_replayed(tmp_path: Path) -> None:
-    file = mix_of(tmp_path, a=SUMS | {"steps": 1}, b=SUMS | {"steps": 1})
-    out = tmp_path / "out"
-    run = start(file, out)
-    try:
         killed: set[int] = set()
         while run.process.poll() is None and len(killed) < 4:  # more often than it is brought back
-            for driver in set(run.named("driver:b")) - killed:
+            for driver in set(run.named("driver:dies")) - killed:
                 os.kill(driver, signal.SIGKILL)
                 killed.add(driver)
         _, found = run.answer()
-        assert {name: each["ended"] for name, each in found.items()} == {"a": "finished", "b": "failed"}
+        assert {name: each["ended"] for name, each in found.items()} == {
+            "a": "finished",
+            "never": "cancelled",
+            "dies": "failed",
+            "short": "finished",
+        }
         assert all(each.same for each in replayed(out))
     finally:
         run.kill_all()
