@@ -8,15 +8,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker, util
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from jigsawrl import limits, temporary
 from jigsawrl.errors import JigsawError
+from jigsawrl.liveness import GUARD, Heartbeat, silent_s
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
@@ -46,6 +48,19 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
+def show_alive(beat: Path, look: Callable[[], None] = lambda: None) -> None:
+    """Beats into this file from now on, and calls `look` in between. Ends this process soon after the one that has
+    started it has ended, whatever it is at: the fork server, whose child it is, lives as long as it does."""
+    starter = multiprocessing.parent_process()
+
+    def between() -> None:
+        if starter is not None and not starter.is_alive():
+            os._exit(1)
+        look()
+
+    Heartbeat(beat, look=between)
+
+
 def needed_for(models: Iterable[str]) -> list[str]:
     """What processes that read them import."""
     return [TOKENIZERS] if any(model != "tiny" for model in models) else []
@@ -67,6 +82,8 @@ def fork_server(preloaded: Iterable[str]) -> ForkServerContext:
             forkserver.ensure_running()
         except (OSError, EOFError) as error:
             raise JigsawError(limits.cannot_start(error)) from error
+    pid: int = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    GUARD.watch(pid, None, silent_s())  # stopped, it would start nothing, and tell of no death
     return context
 
 
@@ -139,3 +156,9 @@ def stay_deaf() -> None:
     """For whoever was started so: blocked signals would stay blocked in all that it starts itself."""
     ignore_interrupts()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
+
+
+def show_as(name: str) -> None:
+    """The name under which `ps` and `top` show this process; the kernel keeps the first 15 bytes."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name, encoding="utf-8", errors="replace")

@@ -51,11 +51,14 @@ def test_silence_is_noticed_after_its_limit() -> None:
 
 
 def test_time_in_which_the_watcher_was_stopped_does_not_count() -> None:
-    clock = Clock()
-    silence = Silence(10.0, clock)
-    clock.now += 8 * 3600  # a night
-    assert not silence.too_long()
-    assert silence.seconds == LONGEST_LOOK_S
+    for limit in (5.0, 120.0):
+        clock = Clock()
+        silence = Silence(limit, clock)
+        clock.now += limit - 1 if limit <= LONGEST_LOOK_S else 0
+        assert not silence.too_long()
+        clock.now += 8 * 3600  # a night
+        assert not silence.too_long()
+        assert silence.seconds <= LONGEST_LOOK_S
 
 
 def test_a_process_that_computes_beats_and_one_that_is_stopped_does_not(tmp_path: Path) -> None:

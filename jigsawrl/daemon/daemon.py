@@ -11,8 +11,10 @@ import math
 import os
 import re
 import select
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -423,6 +425,7 @@ class Daemon:
         )
         self._pass()
         for run in list(self.runs.values()):
+            run.end_if_silent()
             over = run.is_over()
             run.hear_answers()
             for event in run.news():
@@ -439,7 +442,8 @@ class Daemon:
             select.select([run.ended for run in self.runs.values() if not run.is_over()], [], [], TICK_S)
         for run in self.runs.values():
             run.process.kill()
-            run.process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                run.process.wait(KILL_S)
             run.close()
         wait_until_ended(self.runs, self.folder)
         for store in [*self.left, *(run.store for run in self.runs.values())]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from jigsawrl.config.started import RESOLVED
 from jigsawrl.daemon.ledger import JobEntry
 from jigsawrl.daemon.orders import Going, Places
 from jigsawrl.errors import JigsawError
+from jigsawrl.liveness import Watched, silent_s, was_silent
 from jigsawrl.processes import die_with_parent
+from jigsawrl.runtime.alive import SCHEDULER
 from jigsawrl.runtime.control import ADDRESS, Question
 from jigsawrl.store import folders, locks
 from jigsawrl.telemetry import jsonl
@@ -58,6 +61,7 @@ class Run:
     process: subprocess.Popen[bytes]
     ended: int
     """A descriptor that can be read when the process has ended."""
+    watched: Watched
     jobs: set[str]
     """That have not ended in it."""
     past: set[str] = field(default_factory=set)
@@ -72,6 +76,9 @@ class Run:
     """Bytes of its events."""
     store: Path | None = None
     """What it remembers of its jobs; it outlives the run as long as this process likes."""
+
+    silent: bool = False
+    """Whether it was ended because it did not show that it was alive."""
 
     @property
     def going(self) -> Going:
@@ -142,6 +149,17 @@ class Run:
         self.interrupt()
         self.process.send_signal(signal.SIGTERM)
 
+    def end_if_silent(self) -> None:
+        """A run that is stopped, or hangs, is ended; its jobs go on in another."""
+        if self.store is not None:
+            self.watched.path = self.store / folders.BEAT
+        if not self.silent and self.watched.is_silent():
+            self.silent = True
+            self.process.kill()
+            # Those of it that are stopped as well end when they see that it is gone.
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGCONT)
+
     def is_over(self) -> bool:
         return self.process.poll() is not None
 
@@ -150,10 +168,13 @@ class Run:
         code = self.process.returncode
         if code == 0:
             return "all of its jobs are over"
-        if code < 0:
-            return f"its run was ended by {signal.Signals(-code).name}"
+        if self.silent:
+            return was_silent("its run", self.watched.silence.limit_s)
         said = (self.out / OUTPUT).read_bytes()[-LAST_WORDS:].decode(errors="replace").strip().splitlines()
         told = [line.removeprefix("jigsaw: ") for line in said if line.startswith("jigsaw: ")]
+        if code < 0:
+            silent = [line for line in told if line.startswith(SCHEDULER)]
+            return (silent or [f"its run was ended by {signal.Signals(-code).name}"])[-1]
         return (told or said or [f"its run ended with exit code {code}"])[-1]
 
     def close(self) -> None:
@@ -242,7 +263,8 @@ def start(
             preexec_fn=before,
         )
     ended, names = os.pidfd_open(process.pid), {job.name for job in jobs}
-    return Run(number, group, seats, out, process, ended, names, places=dict(seats.places))
+    watched = Watched(None, silent_s(), pid=process.pid)
+    return Run(number, group, seats, out, process, ended, watched, names, places=dict(seats.places))
 
 
 def held_stores(runs: Path) -> dict[Path, Path]:

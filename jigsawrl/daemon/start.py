@@ -12,12 +12,14 @@ from jigsawrl.daemon.cores import cores_of_nodes
 from jigsawrl.daemon.daemon import Daemon
 from jigsawrl.daemon.ledger import FILE, Ledger
 from jigsawrl.errors import JigsawError
+from jigsawrl.liveness import silent_s
 from jigsawrl.runtime.scheduler import interrupts
 from jigsawrl.underway import under_way
 
 
 def start(config: ClusterConfig, out: Path, until_done: bool, say: Callable[[str], None]) -> int:
     """Runs the cluster of this folder, a new one or one that was stopped. The exit code."""
+    silent_s()  # or what is wrong with it
     cluster_of(config)
     cores = cores_of_nodes(config, sorted(os.sched_getaffinity(0)))
     check_folder(config, out)

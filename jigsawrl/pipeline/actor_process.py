@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import select
 import time
 import traceback
 from collections.abc import Callable
@@ -16,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from jigsawrl import limits
+from jigsawrl import frames, limits
 from jigsawrl.engine.types import Request, RolloutBackend, SampleOutput
 from jigsawrl.errors import JigsawError
+from jigsawrl.liveness import GUARD, was_silent
 from jigsawrl.pipeline.actor import Actor
 from jigsawrl.pipeline.generating import Generating
 from jigsawrl.processes import die_with_parent, ignore_interrupts
@@ -27,6 +30,13 @@ from jigsawrl.surface import option
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
 
+CLOSE_S = 5.0
+"""Seconds that processes have to end by themselves, all of a gang together."""
+KILLED_S = 5.0
+"""Patience with a process that was killed."""
+SENT_AT_ONCE = 1 << 15
+"""Bytes that are written where the kernel says that there is room: of a socket it says so when three quarters of its
+200 KB are free."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 REPORT_S, REPORT_PART = 2.0, 0.02
 """Seconds between two words about what is under way, at least, and the part of the time that saying them may take."""
@@ -57,6 +67,8 @@ class ProcessHandle:
         self.process = process
         """None where somebody else looks after it."""
         self.rank = rank
+        self.answer: Any = None
+        """To the last call, until somebody takes it."""
         self.early: list[SampleOutput] = []
         """Outputs that came while an answer was waited for."""
         self.running: list[SampleOutput] = []
@@ -68,11 +80,26 @@ class ProcessHandle:
         self._send(("call", method, args))
 
     def result(self) -> Any:
-        while True:
-            kind, value = self._receive()
-            if kind == "answer":
-                return value
+        while not self.hears():
+            pass
+        return self.take_answer()
+
+    def hears(self) -> bool:
+        """The actor's next word, which is waited for; whether it was the answer."""
+        kind, value = self._receive()
+        if kind == "answer":
+            self.answer = value
+        else:
             self._hear(kind, value)
+        return kind == "answer"
+
+    def take_answer(self) -> Any:
+        answer, self.answer = self.answer, None
+        return answer
+
+    def sources(self) -> list[Connection | int]:
+        """What can be read when the actor has said something, or has died."""
+        return [self.pipe] if self.process is None else [self.pipe, self.process.sentinel]
 
     def call(self, method: str, *args: Any) -> Any:
         self.start(method, *args)
@@ -98,8 +125,16 @@ class ProcessHandle:
         return early
 
     def _send(self, message: tuple[str, Any, Any]) -> None:
+        """Listens meanwhile: an actor may have to get rid of what it says before it reads."""
+        content = memoryview(pickle.dumps(message, protocol=5))
+        room = select.poll()
+        room.register(self.pipe.fileno(), select.POLLIN | select.POLLOUT)
         try:
-            send(self.pipe, message)
+            for piece in (memoryview(frames.header(len(content))), content):
+                while piece:
+                    while not room.poll()[0][1] & (select.POLLOUT | select.POLLERR):
+                        self._hear(*self._receive())
+                    piece = piece[os.write(self.pipe.fileno(), piece[:SENT_AT_ONCE]) :]
         except (BrokenPipeError, ConnectionResetError):
             self._died()
 
@@ -118,17 +153,31 @@ class ProcessHandle:
         how = f"worker {self.rank} died: it is gone"
         if self.process is not None:
             self.process.join(timeout=10)
-            how = limits.how_a_process_ended(f"worker {self.rank}", self.process.exitcode)
+            silent, name = GUARD.ended(self.process.pid), f"worker {self.rank}"
+            how = (
+                was_silent(name, silent)
+                if silent is not None
+                else limits.how_a_process_ended(name, self.process.exitcode)
+            )
         raise ActorDied(f"{how}\ngo on from the last checkpoint with {option('resume')}")
+
+    def kill(self) -> None:
+        """Its process, whatever it is at. It is not waited for."""
+        if self.process is not None:
+            self.process.kill()
 
     def close(self) -> None:
         self.pipe.close()
-        if self.process is None:
-            return
-        self.process.join(timeout=5)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        self.end(CLOSE_S)
+
+    def end(self, patience: float) -> None:
+        """Waits until its process has ended by itself; kills it where it does not."""
+        if self.process is not None:
+            self.process.join(timeout=patience)
+            if self.process.is_alive():
+                self.process.kill()
+                self.process.join(timeout=KILLED_S)
+            GUARD.forget(self.process.pid)
 
 
 def actor_main(

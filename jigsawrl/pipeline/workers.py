@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,13 +24,15 @@ from torch import Tensor
 from jigsawrl import temporary
 from jigsawrl.engine.types import Generation
 from jigsawrl.errors import JigsawError
+from jigsawrl.liveness import GUARD, silent_s
 from jigsawrl.model.cpu import make_bfloat16_safe
 from jigsawrl.pipeline.actor import Actor
 from jigsawrl.pipeline.actor_process import ProcessHandle, actor_main
 from jigsawrl.pipeline.engines import Engines
+from jigsawrl.pipeline.gang import answers, close_all
 from jigsawrl.pipeline.pooled import TrainingActor
 from jigsawrl.pipeline.threads import load_aware_threads, most_threads
-from jigsawrl.processes import fork_server, needed_for, start
+from jigsawrl.processes import fork_server, needed_for, show_alive, show_as, start
 from jigsawrl.trainer.batch import Batch, balanced_shares, flat_indices
 
 if TYPE_CHECKING:
@@ -67,7 +70,14 @@ class Workers:
         handles = self.who(method)
         for handle, args in zip(handles, arguments, strict=True):
             handle.start(method, *args)
-        return [handle.result() for handle in handles]
+        return self._answers(handles)
+
+    def _answers(self, handles: Sequence[Handle]) -> list[Any]:
+        """Of those that were called."""
+        processes = [handle for handle in handles if isinstance(handle, ProcessHandle)]
+        if len(processes) < len(handles):
+            return [handle.result() for handle in handles]
+        return answers(processes)
 
     def every(self, method: str, *args: Any) -> list[Any]:
         """The same call on every worker; what each one returns."""
@@ -104,8 +114,10 @@ class Workers:
         return balanced_shares([len(t) for t in batch.tokens], len(self.handles))
 
     def close(self) -> None:
+        close_all(handle for handle in self.handles if isinstance(handle, ProcessHandle))
         for handle in self.handles:
-            handle.close()
+            if not isinstance(handle, ProcessHandle):
+                handle.close()
         self.engine.close()
         if self.meeting is not None:
             shutil.rmtree(self.meeting, ignore_errors=True)
@@ -122,30 +134,36 @@ def start_workers(config: RunConfig, base: Path, device: str) -> Workers:
             f"workers: {config.workers} are asked for, but torch sees {torch.cuda.device_count()} GPUs"
         )
     folder = Path(tempfile.mkdtemp(prefix="meeting-", dir=temporary.folder()))
-    meeting = f"file://{folder}/store"
-    handles = [start_actor(config, base, device, rank, meeting) for rank in range(config.gang)]
-    workers = Workers(handles, Engines(handles[: config.workers]), folder)
-    try:
+    handles: list[ProcessHandle] = []
+    with ExitStack() as undo:
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        undo.callback(lambda: close_all(handles))
+        for rank in range(config.gang):
+            handles.append(start_actor(config, base, device, rank, folder))
+        workers = Workers(handles, Engines(handles[: config.workers]), folder)
+        undo.callback(workers.engine.close)
         workers.all("ready")
-    except BaseException:
-        workers.close()
-        raise
+        undo.pop_all()
     return workers
 
 
-def start_actor(config: RunConfig, base: Path, device: str, rank: int, meeting: str) -> ProcessHandle:
+def start_actor(config: RunConfig, base: Path, device: str, rank: int, folder: Path) -> ProcessHandle:
     context = fork_server([*PRELOADED, *needed_for([config.model.path])])
     ours, theirs = context.Pipe()
     place = f"cuda:{rank % config.workers}" if device == "cuda" else device
-    arguments = (theirs, config, base, place, rank, config.gang, meeting)
-    process = context.Process(target=actor_in, args=(temporary.environment(), *arguments), daemon=True)
+    beat = folder / f"actor{rank}"
+    arguments = (theirs, config, base, place, rank, config.gang, f"file://{folder}/store")
+    process = context.Process(target=actor_in, args=(temporary.environment(), beat, *arguments), daemon=True)
     start(process)
+    assert process.pid is not None
+    GUARD.watch(process.pid, beat, silent_s())
     theirs.close()
     return ProcessHandle(ours, process, rank)
 
 
 def actor_in(
     environment: Mapping[str, str],
+    beat: Path,
     pipe: Connection,
     config: RunConfig,
     base: Path,
@@ -157,6 +175,8 @@ def actor_in(
     """Where it is forked from, the environment is that of the first run in this process."""
     os.environ.clear()
     os.environ.update(environment)
+    show_alive(beat)
+    show_as(f"actor{rank}:{config.name}")
     threads = load_aware_threads(config, device)
     ways: dict[str, Any] = {} if threads is None else {"settle": threads, "between": threads.adapt}
     make, alone = Actor if rank < config.workers else TrainingActor, config.gang <= config.workers

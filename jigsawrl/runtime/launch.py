@@ -28,6 +28,7 @@ from jigsawrl.graph.interference import table_of
 from jigsawrl.graph.memory import tokens_at_once
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.graph.profile import Profile, Workload, load_profile, table_on, write_profile
+from jigsawrl.liveness import Heartbeat, silent_s
 from jigsawrl.model.cpu import make_bfloat16_safe
 from jigsawrl.pipeline.base import base_folder
 from jigsawrl.policies.named import POLICIES
@@ -100,6 +101,7 @@ def run_mix(mix: Mix, out: Path, resume: bool, progress: Progress, bases: Path |
     with limits.explained(out), under_way(out), ExitStack() as stack:
         asked, mix = mix, with_submitted(mix, Requests(out)) if resume else mix
         check_all(mix)
+        silent_s()  # or what is wrong with it
         temporary.folder(out)  # while there may be room for one
         if check_mix_folder(asked.config, out, resume):
             refuse_if_under_way(out / name for name in mix.config.pipelines)
@@ -158,6 +160,7 @@ def _run(
     store = folders.make(None, spill, budget, heirs.spilled_to(spill, left))
     stack.callback(folders.remove, store)  # also where the run ends before its first phase
     folders.read(store)  # as long as this process lives, the store is in use
+    stack.callback(Heartbeat(store / folders.BEAT).stop)
     heirs.take_over(store, left)
     accepted()
     log = EventLog(out / EVENTS_FILE)

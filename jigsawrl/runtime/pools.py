@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Literal
 
 from jigsawrl.pipeline.actor_process import ProcessHandle
+from jigsawrl.pipeline.gang import answers
 from jigsawrl.pipeline.surroundings import Phase
 from jigsawrl.pipeline.workers import Workers
 from jigsawrl.runtime.driver import Beside, Line, ToldEvents, as_state_lost
@@ -45,8 +46,8 @@ class PooledWorkers(Workers):
         handles = self.who(method)
         for handle, args in zip(handles, arguments, strict=True):
             handle.start(method, *args)
-        self.around.listen([handle.pipe for handle in handles])
-        return [handle.result() for handle in handles]
+        line = self.around.line
+        return answers(handles, {line.pipe: line.receive})
 
     def every(self, method: str, *args: Any) -> list[Any]:
         if method == "sync_weights":
@@ -123,14 +124,10 @@ class InPools(Beside):
         yield
         self.seated = before
 
-    def listen(self, pipes: list[Connection], until: float = float("inf")) -> None:
-        """To the scheduler, until there is something to read from every other pipe, or the time has come."""
-        left = set(pipes)
-        while left or now() < until < float("inf"):
-            timeout = None if until == float("inf") else max(0.0, until - now())
-            ready = wait([*left, self.line.pipe], timeout)
-            left.difference_update(pipe for pipe in pipes if pipe in ready)
-            if self.line.pipe in ready:
+    def listen(self, until: float) -> None:
+        """To the scheduler, until the time has come."""
+        while (left := until - now()) > 0:
+            if self.line.pipe.poll(left):
                 self.line.receive()
 
     # Weights
@@ -140,7 +137,7 @@ class InPools(Beside):
         began, link = now(), self.homes.link
         size = self.gang.first("publish_weights", self.store.root, self.name, version)
         if link is not None and self.at is not None:
-            self.listen([], began + 8 * size / (link * 1e9))
+            self.listen(began + 8 * size / (link * 1e9))
         self.version = version
         self.crossed = {"verb": "cross", "bytes": size, "link": link}
 

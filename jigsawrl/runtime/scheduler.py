@@ -6,7 +6,6 @@ looked after here: started, listened to, brought back when they die, ended.
 
 from __future__ import annotations
 
-import pickle
 import selectors
 import signal
 import time
@@ -18,8 +17,10 @@ from typing import TYPE_CHECKING
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.limits import OUT_OF_MEMORY
+from jigsawrl.liveness import BEAT_S
 from jigsawrl.policies.state import Action, Migrate, Phase, Start, Swap, Wait
 from jigsawrl.processes import heeded_interrupts
+from jigsawrl.runtime.channel import Broken
 from jigsawrl.runtime.commands import Commands
 from jigsawrl.runtime.family import Family, how_it_ended
 from jigsawrl.runtime.member import MEMORY_RETRIES, RETRIES, Member
@@ -88,6 +89,8 @@ class Scheduler:
     wakes: list[float] = field(default_factory=list)
     started: float = field(default_factory=now)
     stopping: bool = False
+    looked_around: float = 0.0
+    """When it was last looked for what nobody says."""
     first_decision: float | None = None
     """When all who come at the start were there."""
 
@@ -140,9 +143,11 @@ class Scheduler:
             if member.family is not families[name]:
                 continue  # started anew just now, after the death of another
             if "line" in what:
-                self._listen(member, there=True)
+                self._listen(member)
             if "process" in what or member.ends is not None:
                 self._look_after(member)
+        if now() - self.looked_around > BEAT_S:
+            self._look_around()
         if self.wakes and self.wakes[0] <= now():
             self.wakes = [at for at in self.wakes if at > now()]
             self.news.append(("", Due()))
@@ -216,7 +221,7 @@ class Scheduler:
             how = "cancelled" if member.cancelled and ends.how == "interrupted" else ends.how
             self._end(member, how, ends.reason)
             return
-        dead = family.dead()
+        dead = family.dead_actors() if ends is not None and ends.how == "died" else family.dead()
         reason = ends.reason if ends else how_it_ended(dead[0])
         if ends is not None and ends.how == "died" and dead:
             reason = how_it_ended(dead[0])
@@ -229,6 +234,18 @@ class Scheduler:
             self._recover(member, reason)
         for other in others:
             self._recover(other, f"it could not go on after {member.name} had died", guilty=False)
+
+    def _look_around(self) -> None:
+        """For what no driver says: shared actors that have ended, and lines of which nobody reads the other end."""
+        self.looked_around = now()
+        for member in self.members.values():
+            family = member.family
+            if family is None:
+                continue
+            with self._or_ends(member):
+                family.line.flush()
+            if member.ends is not None or family.dead():
+                self._look_after(member)
 
     def _taken_along(self, member: Member) -> list[Member]:
         """All others, killed: their workers do nothing for them any more, nor for anybody while they are there."""
@@ -300,20 +317,32 @@ class Scheduler:
 
     def _tell(self, member: Member, message: ToDriver) -> None:
         assert member.family is not None
-        with suppress(OSError):  # its end will be noticed
-            member.family.line.send_bytes(pickle.dumps(message))
+        with self._or_ends(member):
+            member.family.line.send(message)
 
-    def _listen(self, member: Member, there: bool = False) -> bool:
-        """Whether anything was said; `there`: it is known that something was."""
+    @contextmanager
+    def _or_ends(self, member: Member) -> Iterator[None]:
+        """A line that breaks inside ends its driver, as a death."""
+        with suppress(OSError):  # its end will be noticed
+            try:
+                yield
+            except Broken as broken:
+                member.ends = Ends("died", f"{member.name}/driver: {broken}")
+
+    def _listen(self, member: Member) -> bool:
+        """Whether anything was said."""
+        messages: list[FromDriver] = []
         if member.family is None or member.ends is not None:
             return False
-        with suppress(EOFError, OSError):  # its end will be noticed
-            if there or member.family.line.poll(0):
-                for message in member.family.line.recv():
-                    self.work.messages += 1
-                    self._hear(member, message)
-                return True
-        return False
+        with self._or_ends(member):
+            try:
+                messages = member.family.line.receive()
+            except EOFError:  # there would be something to read again and again until its end is noticed
+                self._ignore((member.family.line.fileno(),))
+        for message in messages:
+            self.work.messages += 1
+            self._hear(member, message)
+        return bool(messages)
 
     def _hear(self, member: Member, message: FromDriver) -> None:
         match message:

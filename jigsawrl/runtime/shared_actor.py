@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -172,18 +173,23 @@ class House:
 
     def listen(self, control: Connection) -> None:
         """All workers hear the same in the same order, so groups for the sum of gradients are made together."""
-        while True:
-            try:
-                message: ToSharedActor = control.recv()
-            except EOFError:
-                os._exit(1)
-            if isinstance(message, Join):
-                pipe = Connection(recv_handle(control))
-                group = dist.new_group() if len(self.place.layout.gang) > 1 else None
-                tenant = Tenant(message.config, pipe, group, DeviceStream(self.place.device))
-                threading.Thread(target=self._serve, args=(tenant,), daemon=True).start()
-            else:
-                self._stand(message)
+        try:
+            while True:
+                self._hear(control.recv(), control)
+        except EOFError:
+            os._exit(1)
+        except BaseException:  # who came now would wait for ever
+            traceback.print_exc()
+            os._exit(1)
+
+    def _hear(self, message: ToSharedActor, control: Connection) -> None:
+        if isinstance(message, Join):
+            pipe = Connection(recv_handle(control))
+            group = dist.new_group() if len(self.place.layout.gang) > 1 else None
+            tenant = Tenant(message.config, pipe, group, DeviceStream(self.place.device))
+            threading.Thread(target=self._serve, args=(tenant,), daemon=True).start()
+        else:
+            self._stand(message)
 
     def _stand(self, message: Stand) -> None:
         with self.visit():

@@ -350,7 +350,7 @@ def look(environment: Mapping[str, str]) -> list[Gpu]:
         answer = "whoever looked at it died"
     finally:
         looking.kill()
-        looking.join()
+        looking.join(PATIENCE_S)
         ours.close()
     if isinstance(answer, str):
         raise NoGpu(answer)

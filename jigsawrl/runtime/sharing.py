@@ -15,11 +15,12 @@ from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jigsawrl import processes
 from jigsawrl.config.shapes import shared_base
+from jigsawrl.liveness import GUARD
 from jigsawrl.policies.state import Place
-from jigsawrl.processes import start
 from jigsawrl.runtime import messages
-from jigsawrl.runtime.family import GRACE_S, fork_server
+from jigsawrl.runtime.family import GRACE_S, fork_server, guard
 from jigsawrl.runtime.messages import Join, Stand, ToSharedActor
 from jigsawrl.store import folders
 
@@ -51,7 +52,7 @@ class Sharing:
             return None
         key = (base, layout.lives)
         known = self.actors.get(key)
-        if known is not None and any(process.exitcode is not None for process in known.processes):
+        if known is not None and known.dead():
             known.kill()
             known = None
         if known is None:
@@ -109,6 +110,7 @@ class SharedActors:
         self.controls: list[Connection] = []
         self.processes: list[BaseProcess] = []
         self.killed = False
+        self.died: list[BaseProcess] = []
         self.held: list[Held] = []
         """Of each process."""
         base = Path(configs[0].model.path)
@@ -118,11 +120,12 @@ class SharedActors:
             place = messages.Place(configs, base, shares.device(worker), rank, layout, meeting)
             process = context.Process(
                 target=start_shared_actor,
-                args=(theirs, place, shares.environment, self._note(rank)),
+                args=(theirs, place, shares.environment, self._note(rank), self._beat(rank)),
                 name=f"{base.name}/actor/{rank}",
                 daemon=True,
             )
-            start(process)
+            processes.start(process)
+            guard(process, self._beat(rank))
             theirs.close()
             self.controls.append(ours)
             self.processes.append(process)
@@ -166,12 +169,23 @@ class SharedActors:
     def _note(self, rank: int) -> Path:
         return self.meeting / f"share{rank}"
 
+    def _beat(self, rank: int) -> Path:
+        return self.meeting / f"actor{rank}"
+
+    def dead(self) -> list[BaseProcess]:
+        """Those that have ended, though nobody wanted it. Nobody is to blame for those that are killed for that."""
+        if not self.killed:
+            self.died = [process for process in self.processes if process.exitcode is not None]
+        return self.died
+
     def kill(self) -> None:
+        self.dead()
         self.killed = True
         for process in self.processes:
             process.kill()
         for process in self.processes:
             process.join(timeout=GRACE_S)
+            GUARD.forget(process.pid)
         for control in self.controls:
             control.close()
         for left in self.meeting.glob("*"):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from jigsawrl.processes import show_alive, show_as
+from jigsawrl.runtime.alive import Alive
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
@@ -16,8 +18,15 @@ if TYPE_CHECKING:
 
 
 def start_driver(
-    line: Connection, actors: Sequence[Connection], config: RunConfig, out: Path, resume: bool, store: Path
+    line: Connection,
+    actors: Sequence[Connection],
+    config: RunConfig,
+    out: Path,
+    resume: bool,
+    store: Path,
+    alive: Alive,
 ) -> None:
+    alive.begin()
     from jigsawrl.runtime.driver import Assignment, driver_main
 
     show_as(f"driver:{config.name}")
@@ -34,7 +43,9 @@ def start_actor(
     meeting: str,
     environment: Mapping[str, str],
     note: Path,
+    beat: Path,
 ) -> None:
+    show_alive(beat)
     settle_in(environment, device)
     from jigsawrl.pipeline.actor import Actor
     from jigsawrl.pipeline.actor_process import actor_main
@@ -47,7 +58,10 @@ def start_actor(
     actor_main(pipe, config, base, *place, *ways, says_what_runs=True, make=make, alone=alone)
 
 
-def start_shared_actor(control: Connection, place: Place, environment: Mapping[str, str], note: Path) -> None:
+def start_shared_actor(
+    control: Connection, place: Place, environment: Mapping[str, str], note: Path, beat: Path
+) -> None:
+    show_alive(beat)
     settle_in(environment, place.device)
     from jigsawrl.runtime.shared_actor import shared_actor_main
 
@@ -79,9 +93,3 @@ def following(
 
     follow = Follower(note, worker)
     return follow, follow.where_it_pays
-
-
-def show_as(name: str) -> None:
-    """The name under which `ps` and `top` show this process; the kernel keeps the first 15 bytes."""
-    with suppress(OSError):
-        Path("/proc/self/comm").write_text(name, encoding="utf-8", errors="replace")

@@ -8,7 +8,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jigsawrl.runtime.start import following, settle_in, show_as
+from jigsawrl.processes import show_alive, show_as
+from jigsawrl.runtime.alive import Alive
+from jigsawrl.runtime.start import following, settle_in
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
@@ -24,7 +26,9 @@ def start_driver_of_pools(
     out: Path,
     resume: bool,
     store: Path,
+    alive: Alive,
 ) -> None:
+    alive.begin()
     from jigsawrl.runtime.driver import Assignment, driver_main
     from jigsawrl.runtime.pools import InPools
 
@@ -43,8 +47,10 @@ def start_pool_actor(
     meeting: str,
     environment: Mapping[str, str],
     note: Path,
+    beat: Path,
 ) -> None:
     """It rolls out by itself, or is one of the gang that trains, with its place among those of its phase."""
+    show_alive(beat)
     settle_in(environment, device)
     from jigsawrl.pipeline.actor_process import actor_main
     from jigsawrl.pipeline.pooled import RolloutActor, TrainingActor

@@ -19,12 +19,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.liveness import silent_s
 from jigsawrl.store import locks, private
 from jigsawrl.store.shelf import Shelf
 
 LOCK = "lock"
 SPILLING = "spilling"
-LOCK_TIMEOUT_S = 60.0
+BEAT = "beat"
+"""The heartbeat of the process that has made the store."""
 SHARED_MEMORY = Path("/dev/shm")
 STORE_FOLDER = "JIGSAWRL_STORE_FOLDER"
 """In the environment: the folder in which runs make their stores, where it is not to be shared memory."""
@@ -253,16 +255,21 @@ def _empty(folder: Path, kept: Collection[str] = ()) -> None:
     Shelf(folder).clear(kept)
     for place in folder.glob(f"{_MEETING}*"):
         shutil.rmtree(place, ignore_errors=True)
-    for name in (_RECORD, _NEW_RECORD, SPILLING, LOCK):
+    for name in (_RECORD, _NEW_RECORD, SPILLING, BEAT, LOCK):
         (folder / name).unlink(missing_ok=True)
     locks.stop_using(folder)
     with suppress(OSError):
         folder.rmdir()
 
 
+def lock_timeout_s() -> float:
+    """Longer than it takes until a process that is stopped, and may hold the lock, is taken for dead and ended."""
+    return 2 * silent_s() + 60.0
+
+
 def lock_of(root: Path) -> AbstractContextManager[None]:
     if (root / LOCK).exists():
-        return locks.locked(root / LOCK, LOCK_TIMEOUT_S)
+        return locks.locked(root / LOCK, lock_timeout_s())
     return nullcontext()
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.liveness import Silence
 from jigsawrl.store import private
 
 _FIRST_PAUSE_S = 0.00005
@@ -33,18 +34,41 @@ def locked(path: Path, timeout_s: float) -> Iterator[None]:
 
 
 def _wait(descriptor: int, path: Path, timeout_s: float) -> None:
-    """The kernel knows no deadline for this lock, so it is asked again and again."""
-    deadline = time.monotonic() + timeout_s
+    """The kernel knows no deadline for this lock, so it is asked again and again. Time in which this process itself
+    was stopped does not count."""
+    waited = Silence(timeout_s)
     pause = _FIRST_PAUSE_S
     while not try_lock(descriptor):
-        if time.monotonic() > deadline:
+        if waited.too_long():
+            known = ", ".join(f"{pid} ({_name_of(pid)})" for pid in holders(path))
             raise JigsawError(
-                f"{path} has been locked by another process for {timeout_s:g} s\n"
+                f"{path} has been locked by another process for {timeout_s:g} s"
+                f"{f': process {known}' if known else ''}\n"
                 f"A dead process holds no lock: one of this run is stopped or hangs (`lsof {path}` names it); "
                 "let it go on, or kill it"
             )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def holders(path: Path) -> list[int]:
+    """Processes that have locked this file, as far as the kernel says."""
+    try:
+        found = os.stat(path)
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return []
+    where = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    fields = [line.split() for line in lines]
+    # 1: FLOCK  ADVISORY  WRITE 7630 00:1b:36 0 EOF; one that waits has an arrow before the kind.
+    return [int(each[4]) for each in fields if each[1:2] == ["FLOCK"] and each[5:6] == [where]]
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "gone"
 
 
 def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:

@@ -229,7 +229,7 @@ class Store:
                 return self._memory.begin(size)
             if room_for(size) > self.budget_bytes:
                 return self._disk.begin(size)
-        with self._locked(folders.SPILLING, SPILL_TIMEOUT_S):
+        with self._locked(folders.SPILLING, max(SPILL_TIMEOUT_S, folders.lock_timeout_s())):
             return self._make_room(size)
 
     def _make_room(self, size: int) -> Aside:
@@ -326,7 +326,7 @@ class Store:
         return stock.reserved + sum(room_for(key.size) for key in stock.on(self._memory))
 
     def _lock(self) -> AbstractContextManager[None]:
-        return self._locked(folders.LOCK, folders.LOCK_TIMEOUT_S)
+        return self._locked(folders.LOCK, folders.lock_timeout_s())
 
     @contextmanager
     def _locked(self, name: str, timeout_s: float) -> Iterator[None]:

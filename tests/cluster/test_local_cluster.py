@@ -15,6 +15,7 @@ from local_cluster import JOB, POOLS, LocalCluster, learned
 from jigsawrl.api import launch
 from jigsawrl.config.runfile import checked
 from jigsawrl.daemon.ledger import Ledger
+from jigsawrl.liveness import SETTING
 from jigsawrl.telemetry.progress import Progress
 
 pytestmark = pytest.mark.slow
@@ -76,6 +77,26 @@ def test_whatever_is_killed_jobs_go_on_from_their_last_steps_once_and_all_learn_
     assert [kinds["finished", name] for name in steps] == [1, 1]
     assert kinds["died", "a"] == 1
     assert kinds["packed", "b"] >= 1  # beside a: there are nodes for one group only
+    assert not cluster.stores()
+
+
+@pytest.mark.long
+def test_a_run_that_is_stopped_for_ever_is_ended_and_its_job_goes_on_in_another(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    cluster.environment[SETTING] = "6"
+    cluster.make()
+    cluster.submit("a", steps=30, checkpoint={"every": 1000})
+    cluster.start("--until-done")
+    cluster.wait_for_step("a", 2)
+    run = json.loads((cluster.out / "runs" / "1" / "control.json").read_text())["pid"]
+    for pid in cluster.alive():
+        if os.getsid(pid) == run:  # all of it: none of its own processes can end it
+            os.kill(pid, signal.SIGSTOP)
+    assert cluster.end() == 0
+    (died,) = [event for event in Ledger(cluster.out).events() if event["kind"] == "died"]
+    assert "its run did not show that it was alive for 6 s, and was ended" in died["text"]
+    assert learned(cluster.out / "jobs" / "a") == learned(alone("a", 30, tmp_path))
     assert not cluster.stores()
 
 

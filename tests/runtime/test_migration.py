@@ -110,7 +110,7 @@ def actors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     handles, no_gang = [], Layout(lives=(0, 1), gang=(0,), rollout=(0, 1))
     for rank in range(2):
         ours, theirs = context.Pipe()
-        arguments = (theirs, config, base, "cpu", rank, no_gang, "", {}, base / "share")
+        arguments = (theirs, config, base, "cpu", rank, no_gang, "", {}, base / "share", base / f"beat{rank}")
         process = context.Process(target=start_actor, args=arguments, daemon=True)
         process.start()
         theirs.close()

@@ -26,6 +26,7 @@ from mixes import (
 from test_moved_and_paused import Gathers, Restless
 
 from jigsawrl.config.runfile import checked
+from jigsawrl.liveness import SETTING
 from jigsawrl.pipeline.loop import run
 from jigsawrl.pipeline.warmup import prepare_base
 from jigsawrl.policies.named import POLICIES
@@ -95,11 +96,24 @@ def test_whoever_is_moved_or_paused_the_others_decode_on_and_all_learn_the_same(
     assert_nothing_is_left(out)
 
 
-@pytest.mark.parametrize("victim", ["driver:a", "actor1:base"])
+@pytest.mark.parametrize(
+    ("victim", "signals"),
+    [
+        ("driver:a", [signal.SIGKILL]),
+        ("actor1:base", [signal.SIGKILL]),
+        pytest.param("actor1:base", [signal.SIGSTOP], marks=pytest.mark.long),
+    ],
+)
 def test_after_a_death_everyone_learns_the_same(
-    victim: str, runs: Runs, by_themselves: Results, tmp_path: Path
+    victim: str,
+    signals: list[int],
+    runs: Runs,
+    by_themselves: Results,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    left = [signal.SIGKILL]
+    monkeypatch.setenv(SETTING, "6")
+    left = list(signals)
 
     def kill(pipeline: str, step: int) -> None:
         if (pipeline, step) == ("a", 2) and left:
@@ -111,4 +125,7 @@ def test_after_a_death_everyone_learns_the_same(
     assert {name: outcome(out / name) for name in runs} == by_themselves
     died = {event["pipeline"] for event in events(out, "died")}
     assert died == {"a"} if victim == "driver:a" else "a" in died
+    if signals == [signal.SIGSTOP]:
+        said = "base/actor/1 did not show that it was alive for 6 s, and was ended"
+        assert {event["reason"] for event in events(out, "died")} == {said}
     assert_nothing_is_left(out)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from jigsawrl.liveness import Heartbeat
 from jigsawrl.store.locks import locked
 from jigsawrl.store.store import Store
 
@@ -151,7 +152,9 @@ def attach_and_wait(pipe: Connection, store: Store) -> None:
     pipe.recv()
 
 
-def hold_lock(pipe: Connection, path: Path) -> None:
+def hold_lock(pipe: Connection, path: Path, beat: Path | None = None) -> None:
+    if beat is not None:
+        Heartbeat(beat)
     with locked(path, 1.0):
         pipe.send("held")
         pipe.recv()

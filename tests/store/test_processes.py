@@ -27,6 +27,7 @@ from store_processes import (
 )
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.liveness import Guard
 from jigsawrl.store import folders
 from jigsawrl.store.store import Store
 
@@ -136,14 +137,27 @@ def test_writers_at_once_stay_within_the_budget(make_store: MakeStore) -> None:
 def test_waiting_for_a_lock_that_is_never_let_go_ends_with_an_error(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(folders, "lock_timeout_s", lambda: 0.05)
     with running(hold_lock, store.root / folders.LOCK) as (holder, pipe):
         assert answer(pipe) == "held"
-        with pytest.raises(JigsawError, match=r"has been locked by another process for 0.05 s"):
+        what = rf"has been locked by another process for 0.05 s: process {holder.pid} "
+        with pytest.raises(JigsawError, match=what):
             store.names()
         holder.kill()
         holder.join(PATIENCE_S)
         assert store.names() == []
+
+
+def test_a_stopped_process_that_holds_the_lock_is_ended_and_whoever_waits_goes_on(store: Store) -> None:
+    with running(hold_lock, store.root / folders.LOCK, store.root / folders.BEAT) as (holder, pipe):
+        assert answer(pipe) == "held"
+        os.kill(holder.pid or 0, signal.SIGSTOP)
+        guard = Guard()
+        guard.watch(holder.pid or 0, store.root / folders.BEAT, 3.0)
+        assert store.names() == []
+        assert guard.ended(holder.pid) == 3.0
+        holder.join(PATIENCE_S)
+        assert holder.exitcode == -signal.SIGKILL
 
 
 def files(store: Store, pattern: str) -> list[Path]:
