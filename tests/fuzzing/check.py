@@ -37,10 +37,9 @@ class Verdict:
 
 def judge(target: Target, seed: str, folder: Path) -> Verdict:
     """Runs the case of this seed in an empty folder."""
-    case = target(generator(target, seed), folder)
     try:
         with limited():
-            case()
+            target(generator(target, seed), folder)()
     except JigsawError as error:
         problem = message_problem(str(error))
         return (

@@ -133,10 +133,8 @@ def _damage(rng: random.Random, holder: Any, key: Any, where: list[tuple[Any, An
             other, its = rng.choice(where)
             value = copy.deepcopy(other[its] if its in other or isinstance(other, list) else None)
             holder[key] = value
-        case "near" if isinstance(holder[key], int | float) and math.isfinite(holder[key]):
-            holder[key] = rng.choice(
-                (holder[key] * 2, holder[key] + 1, holder[key] - 1, -holder[key], rng.randint(0, 40))
-            )
+        case "near" if isinstance(number := holder[key], int | float) and abs(number) < 1e300:
+            holder[key] = rng.choice((number * 2, number + 1, number - 1, -number, rng.randint(0, 40)))
         case "number" if isinstance(holder[key], int | float):
             holder[key] = rng.choice(NUMBERS)
         case _:
