@@ -169,18 +169,19 @@ def hears_interrupts() -> None:
 
 
 def test_an_interrupt_is_one_line_and_130(tmp_path: Path, environment: dict[str, str]) -> None:
-    os.mkfifo(tmp_path / "run.yaml")
+    os.mkfifo(tmp_path / "gate")
+    (tmp_path / "yaml.py").write_text("open('gate').read()\n")
     command = [sys.executable, "-m", "jigsawrl", "run", "run.yaml"]
     process = subprocess.Popen(
         command,
         cwd=tmp_path,
-        env=environment,
+        env=environment | {"PYTHONPATH": os.pathsep.join((str(tmp_path), environment["PYTHONPATH"]))},
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=hears_interrupts,
     )
     with process:
-        with (tmp_path / "run.yaml").open("w"):  # opens as soon as the command reads
+        with (tmp_path / "gate").open("w"):  # opens as soon as the command has begun, and imports yaml
             process.send_signal(signal.SIGINT)
         # Closed: a signal that came just before the command began to wait is noticed when it need not wait any more.
         _, stderr = process.communicate(timeout=60)
