@@ -14,7 +14,7 @@ from jigsawrl.config import files, text
 from jigsawrl.config.messages import explain, joined, shown_key
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError, shown
-from jigsawrl.reading import read_regular
+from jigsawrl.regular import read_named
 
 MOST_BYTES = 1 << 20
 """Of a run file: some hundred times the largest ones."""
@@ -76,7 +76,7 @@ def described(config: RunConfig) -> str:
 def read_run_file(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     """The mapping in a run file, not yet checked."""
     try:
-        written = read_regular(path, most_bytes).decode("utf-8-sig")
+        written = read_named(path, most_bytes).decode("utf-8-sig")
         content = text.parse(written, str(path), most_bytes // BYTES_OF_A_VALUE)
     except FileNotFoundError:
         raise JigsawError(f"{path}: there is no such run file") from None

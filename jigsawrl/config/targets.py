@@ -10,7 +10,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.reading import read_regular
+from jigsawrl.regular import read_named
 
 MOST_BYTES = 16 << 20
 
@@ -33,7 +33,7 @@ def _file_problem(path: Path, name: str) -> str | None:
         return f"{path} is not a file"
     try:
         with warnings.catch_warnings(action="ignore"):
-            tree = ast.parse(read_regular(path, MOST_BYTES))
+            tree = ast.parse(read_named(path, MOST_BYTES))
     except SyntaxError as error:
         return f"{path}, line {error.lineno or 1} is not valid Python: {error.msg}"
     except (OSError, ValueError) as error:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from itertools import pairwise, product
 from typing import Any, get_args
 
-from jigsawrl.errors import JigsawError, shown
+from jigsawrl.errors import JigsawError
+from jigsawrl.foreign import shown
 from jigsawrl.graph.interference import CORES, Crowd, Curve, Felt, Interference, Signature
 
 SHARING: tuple[Signature, ...] = ("tail", "bulk", "compute")

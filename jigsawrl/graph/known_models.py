@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jigsawrl.errors import JigsawError, shown
+from jigsawrl.errors import JigsawError
+from jigsawrl.foreign import shown
 from jigsawrl.graph.shape import ModelShape
 
 Numbers = tuple[float, int, int, int, int]

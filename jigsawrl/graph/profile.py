@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jigsawrl import durable
-from jigsawrl.errors import JigsawError, shown
+from jigsawrl.errors import JigsawError
+from jigsawrl.foreign import shown
 from jigsawrl.graph.cost import Costs, DecodeCost, LinearCost
 from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.hardware import HARDWARE, Hardware, hardware_named
@@ -30,7 +31,7 @@ from jigsawrl.graph.interference import Interference, table_of
 from jigsawrl.graph.interference_file import table_in, table_out
 from jigsawrl.graph.known_models import model_given
 from jigsawrl.graph.shape import ModelShape, PipelineShape
-from jigsawrl.reading import read_regular
+from jigsawrl.regular import read_named
 
 FORMAT = 1
 _NUMBERS = re.compile(r"\[\s+((?:-?[\d.e+-]+,\s+)*-?[\d.e+-]+)\s+\]")
@@ -154,7 +155,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
             f"{path}: there is no such profile; built in are {names}. 'jigsaw fit FOLDER' makes one"
         )
     try:
-        content = read_regular(path, MOST_BYTES).decode("utf-8-sig")
+        content = read_named(path, MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise JigsawError(f"{path}: is not UTF-8 text (byte {error.start})") from None
     except OSError as error:

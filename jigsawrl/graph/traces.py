@@ -27,11 +27,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jigsawrl.errors import JigsawError, shown
+from jigsawrl.errors import JigsawError
+from jigsawrl.foreign import shown
 from jigsawrl.graph.known_models import model_given, model_named
 from jigsawrl.graph.reconstruct import reconstructed_lengths
 from jigsawrl.graph.shape import ModelShape
-from jigsawrl.reading import read_regular
+from jigsawrl.regular import read_named
 
 INDEX = "workloads.json"
 MOST_INDEX_BYTES = 64 * 2**20
@@ -148,7 +149,7 @@ def read_traces(folder: Path) -> tuple[Trace, ...]:
 
 def _read_index(path: Path) -> Mapping[str, Any]:
     try:
-        text = read_regular(path, MOST_INDEX_BYTES).decode("utf-8-sig")
+        text = read_named(path, MOST_INDEX_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise JigsawError(
             f"{path.parent}: holds no {INDEX}; it lists the workloads and their logged steps"

@@ -25,7 +25,7 @@ from jigsawrl import durable
 from jigsawrl.config.pipelines import holds_pipelines
 from jigsawrl.config.started import RESOLVED
 from jigsawrl.errors import JigsawError
-from jigsawrl.reading import read_regular
+from jigsawrl.regular import read_named
 from jigsawrl.underway import is_under_way
 
 ADDRESS = "control.json"
@@ -214,7 +214,7 @@ class Question:
     def _asked(self, request: dict[str, Any]) -> bool:
         """Whether somebody was there to be asked."""
         try:
-            where = json.loads(read_regular(self.run / ADDRESS, MOST_ADDRESS))["socket"]
+            where = json.loads(read_named(self.run / ADDRESS, MOST_ADDRESS))["socket"]
             if not isinstance(where, str):
                 raise ValueError("it names no socket")
         except FileNotFoundError:

@@ -31,7 +31,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jigsawrl.errors import JigsawError, shown
+from jigsawrl.errors import JigsawError
+from jigsawrl.foreign import shown
 from jigsawrl.telemetry import jsonl
 from jigsawrl.telemetry.events import EVENTS_FILE
 from jigsawrl.telemetry.figures import summarize
