@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from mixes import (
     CALC,
+    PATIENCE_S,
     STEPS,
     SUMS,
     Command,
@@ -30,6 +31,7 @@ from test_failures import data_task, kill_once
 from jigsawrl import liveness
 from jigsawrl.errors import JigsawError
 from jigsawrl.liveness import SETTING, silent_s
+from jigsawrl.pipeline.sandbox_keeper import SWITCH
 from jigsawrl.runtime import start as children
 from jigsawrl.runtime.family import stop_outside_of
 from jigsawrl.runtime.member import RETRIES
@@ -142,16 +144,19 @@ def test_a_reward_that_takes_longer_than_the_limit_is_waited_for(alone: Results,
 
 @pytest.mark.long
 def test_a_reward_that_stops_its_driver_again_and_again_costs_its_own_pipeline_only(
-    alone: Results, tmp_path: Path
+    alone: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad = data_task(tmp_path / "data", "os.kill(os.getppid(), 19)")
+    monkeypatch.setenv(SWITCH, "off")  # else its driver is not to be seen
+    stop = "os.kill(int(open(f'/proc/{os.getppid()}/stat').read().split()[3]), 19)"
     out = tmp_path / "out"
-    a, b = run_here(write_mix(tmp_path, a=SUMS, bad=bad), out).pipelines
-    assert (a.how, b.how) == ("finished", "failed")
+    command = start(write_mix(tmp_path, a=SUMS, bad=data_task(tmp_path / "data", stop)), out)
+    code, pipelines = command.answer(3 * PATIENCE_S)
+    assert code == 1
+    assert (pipelines["a"]["ended"], pipelines["bad"]["ended"]) == ("finished", "failed")
     silent = f"bad/driver did not show that it was alive for {LIMIT_S} s, and was ended"
-    assert b.reason == f"it died {RETRIES + 1} times in a row; last, {silent}"
+    assert pipelines["bad"]["reason"] == f"it died {RETRIES + 1} times in a row; last, {silent}"
     assert result(out / "a") == alone["a"]
-    assert_nothing_is_left(out)
+    command.assert_nothing_is_left()
 
 
 @pytest.mark.long
@@ -160,7 +165,8 @@ def test_a_stopped_fork_server_ends_with_all_that_came_of_it_and_what_ran_goes_o
     driver = command.named("driver:a")[0]
     stat = Path(f"/proc/{driver}/stat").read_text()
     os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGSTOP)
-    command.wait_for(lambda: len(events(command.out, "recovered")) == 2, "that both go on")
+    log = command.out / "events.jsonl"
+    command.wait_for(lambda: log.read_text().count('"event":"recovered"') == 2, "that both go on")
     command.signal(signal.SIGINT)
     assert command.end()[0] == 130
     command.assert_nothing_is_left()
