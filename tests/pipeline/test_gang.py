@@ -120,6 +120,7 @@ def name_of(pid: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_that_is_stopped_ends_the_run_within_a_bound_though_it_is_told_to_finish_its_step(
     tmp_path: Path,
 ) -> None:
