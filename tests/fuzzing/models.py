@@ -97,7 +97,7 @@ def use(folder: Path) -> None:
     tokens = tokenizer.encode("7+5=")
     tokenizer.decode(tokens)
     model = load_model(folder, torch.float32)
-    count = min(4, len(tokens))
+    count = min(4, len(tokens), spec.max_positions)
     with torch.no_grad():
         model(torch.tensor(tokens[:count]), torch.arange(count), PackedAttention([count], model.device))
 
