@@ -28,7 +28,7 @@ SLOW_ROLLOUTS = {
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+def cluster(tmp_path: Path, own_stores: None) -> Iterator[LocalCluster]:
     cluster = LocalCluster(tmp_path)
     yield cluster
     cluster.kill_all()

@@ -18,6 +18,7 @@ import pytest
 
 from jigsawrl.config.pipelines import load_mix
 from jigsawrl.runtime.launch import Outcome, run_mix
+from jigsawrl.store import folders
 from jigsawrl.telemetry.progress import Progress
 from jigsawrl.telemetry.runreport import run_report
 
@@ -320,9 +321,9 @@ def marked(mark: str) -> dict[int, str]:
 
 
 def stores_of(out: Path) -> list[Path]:
-    """Folders in shared memory of runs in this folder."""
+    """Stores of runs in this folder."""
     found = []
-    for record in Path("/dev/shm").glob("jigsawrl-*/store.json"):
+    for record in folders.place_for_stores().glob("jigsawrl-*/store.json"):
         if Path(json.loads(record.read_text())["spill"]).is_relative_to(out.absolute()):
             found.append(record.parent)
     return found

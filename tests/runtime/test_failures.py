@@ -167,6 +167,7 @@ def test_a_reward_that_may_not_fail_ends_its_pipeline_with_the_reason(alone: Res
     assert_nothing_is_left(out)
 
 
+@pytest.mark.usefixtures("own_stores")
 def test_the_scheduler_is_killed_and_resume_goes_on_with_all(alone: Results, tmp_path: Path) -> None:
     out = tmp_path / "out"
     mix = write_mix(tmp_path, "rlix", a=SUMS, b={**CALC, "checkpoint": {"every": 1000}})
