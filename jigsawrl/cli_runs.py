@@ -42,7 +42,7 @@ def run_several(
         with Progress(json=as_json) as progress:
             outcome = run_mix(mix, out or Path("runs", mix.config.name), resume, progress)
     except KeyboardInterrupt as interrupt:
-        print(f"jigsaw: {interrupt or 'interrupted; go on with --resume'}", file=sys.stderr)
+        print(f"jigsaw: {str(interrupt) or 'interrupted; go on with --resume'}", file=sys.stderr)
         return INTERRUPTED, ""
     if not as_json:
         Console().print(table_of(outcome))

@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,11 @@ class Command:
         return (self.written / "stderr").read_text()
 
     def signal(self, number: int, group: bool = False) -> None:
-        (os.killpg if group else os.kill)(self.process.pid, number)
+        """To the command, or to its whole group; nothing where it has ended."""
+        if group:
+            os.killpg(self.process.pid, number)
+        else:
+            self.process.send_signal(number)
 
     def end(self, timeout: float = PATIENCE_S) -> tuple[int, str, str]:
         """Exit code, stdout, stderr."""
@@ -204,7 +209,8 @@ class Command:
 
     def kill_all(self) -> None:
         for pid in self.alive():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def alive(self) -> dict[int, str]:
         """Its processes that are still there, user code included, and the state of each."""
