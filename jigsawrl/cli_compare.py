@@ -48,7 +48,7 @@ def compare_for_real(mix: Mix, policies: Sequence[str] | None, out: Path | None,
         with stdout_on_stderr(as_json):
             found = compare_runs(mix, policies or REAL_POLICIES, folder, lambda: Progress(json=as_json))
     except KeyboardInterrupt as interrupt:
-        print(f"jigsaw: {interrupt or 'interrupted'}", file=sys.stderr)
+        print(f"jigsaw: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         sys.exit(INTERRUPTED)
     if as_json:
         print(json.dumps(found.as_dict() | {"out": str(folder.absolute())}))

@@ -42,7 +42,8 @@ def run_several(
         with Progress(json=as_json) as progress:
             outcome = run_mix(mix, out or Path("runs", mix.config.name), resume, progress)
     except KeyboardInterrupt as interrupt:
-        print(f"jigsaw: {str(interrupt) or 'interrupted; go on with --resume'}", file=sys.stderr)
+        if str(interrupt):  # otherwise there is no more to say than is said of every interrupt
+            print(f"jigsaw: {interrupt}", file=sys.stderr)
         return INTERRUPTED, ""
     if not as_json:
         Console().print(table_of(outcome))
