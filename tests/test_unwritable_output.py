@@ -65,7 +65,12 @@ def jigsaw(folder: Path, command: str, **environment: str) -> subprocess.Complet
 
 @pytest.mark.parametrize(
     "output",
-    [">&-", "<&- >&- 2>&-", ">/dev/full 2>/dev/full", "2>&1 | head -1; exit ${PIPESTATUS[0]}"],
+    [
+        pytest.param(">&-", marks=pytest.mark.long),
+        "<&- >&- 2>&-",
+        ">/dev/full 2>/dev/full",
+        pytest.param("2>&1 | head -1; exit ${PIPESTATUS[0]}", marks=pytest.mark.long),
+    ],
     ids=["closed", "all closed", "full", "one line read"],
 )
 def test_training_goes_on_to_its_end(tmp_path: Path, output: str) -> None:

@@ -101,6 +101,7 @@ def test_a_worker_that_fails_while_the_gang_forms_ends_the_run_in_seconds(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_workers_that_wait_for_each_other_end_with_the_run_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text(WORKER_1.replace("DOES", "for_ever"))
     process = start(tmp_path, ["waits.py"])

@@ -121,6 +121,7 @@ def test_a_mix_is_saved_when_its_terminal_closes_and_resume_goes_on(alone: Resul
     assert {name: result(out / name) for name in "ab"} == alone
 
 
+@pytest.mark.long
 def test_under_nohup_a_mix_goes_on_without_its_terminal(tmp_path: Path) -> None:
     out = tmp_path / "out"
     mix = write_mix(tmp_path, "concurrent", a={**SUMS, "steps": 30}, b={**SUMS, "steps": 30})
@@ -135,6 +136,7 @@ def test_under_nohup_a_mix_goes_on_without_its_terminal(tmp_path: Path) -> None:
     assert all((out / name / "model" / "config.json").exists() for name in "ab")
 
 
+@pytest.mark.long
 def test_a_mix_that_is_hung_up_while_it_is_set_up_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     mix = write_mix(tmp_path, "concurrent", a=ENDLESS, b=ENDLESS)

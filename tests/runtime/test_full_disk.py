@@ -59,7 +59,9 @@ def run_twice(folder: Path, size: str, file: Path) -> Twice:
     return Twice(folder, [int(line) for line in done.stdout.split()])
 
 
-@pytest.mark.parametrize(("size", "at"), [("100k", "the base model"), ("400k", "the export")])
+@pytest.mark.parametrize(
+    ("size", "at"), [pytest.param("100k", "the base model", marks=pytest.mark.long), ("400k", "the export")]
+)
 def test_a_mix_says_that_the_disk_is_full_and_goes_on_when_it_is_not(
     tmp_path: Path, size: str, at: str
 ) -> None:
@@ -79,6 +81,7 @@ def test_a_mix_says_that_the_disk_is_full_and_goes_on_when_it_is_not(
         assert not saved or f"{name}: resuming after step 3" in done.said("second")
 
 
+@pytest.mark.long
 def test_a_pipeline_alone_says_in_a_line_that_the_disk_is_full(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(json.dumps(RUN))

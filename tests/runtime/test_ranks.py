@@ -120,6 +120,7 @@ def test_a_mix_killed_on_two_workers_goes_on_with_one(alone: Results, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_mix_begun_on_one_worker_goes_on_with_two_and_its_pipelines_use_one_each(tmp_path: Path) -> None:
     out = tmp_path / "out"
     mix = on(write_mix(tmp_path, "rollmux", prompt=True, a=SUMS, b=CALC), workers=1)

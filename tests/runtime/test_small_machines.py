@@ -17,7 +17,7 @@ TINY = {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 1, "warmup_steps": 0}
 RUN = {**SUMS, "model": {"tiny": TINY}}
 
 
-@pytest.mark.parametrize("size", ["64m", "8m"])
+@pytest.mark.parametrize("size", [pytest.param("64m", marks=pytest.mark.long), "8m"])
 def test_little_shared_memory_is_enough(tmp_path: Path, size: str) -> None:
     if os.getuid() != 0:
         pytest.skip("only root may mount")

@@ -86,7 +86,7 @@ def test_where_shared_memory_cannot_be_written_a_run_says_what_to_set_and_then_r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_killed_run_with_its_store_on_a_disk_goes_on_and_may_have_its_store_elsewhere(
     elsewhere: bool, alone: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
