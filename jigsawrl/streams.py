@@ -1,4 +1,4 @@
-"""Output that nobody may be able to read: a closed terminal, a full disk, a reader that has gone.
+"""Output that nobody may be able to read: a closed terminal, a full disk, a reader that has gone or has stopped.
 
 What a run prints while it trains is a log, and a log that cannot be written never ends training.
 """
@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import sys
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
 GONE = (errno.EPIPE, errno.EIO, errno.EBADF)
 """Errors after which nothing that is written arrives any more: no reader, no terminal, no file."""
+PATIENCE_S = 30.0
+"""With a reader of a log who does not read, as one that is stopped. Lines are lost then, until he reads again."""
+PIECE = 400
+"""Characters that fit where the kernel says that there is room: into 4096 bytes, escaped as they may be."""
 
 
 class Forgiving:
@@ -25,15 +30,37 @@ class Forgiving:
         self.stream = stream
         self.error: OSError | None = None
         self.is_log = False
+        """Whether what is written may be lost: nothing waits for ever until it is read."""
+        self.stuck = False
+        """Whether the reader was waited for in vain, and has not read since."""
         with suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[attr-defined]
 
     def write(self, text: str) -> int:
+        if self.is_log:
+            for start in range(0, len(text), PIECE):
+                if self._has_room():
+                    self._write(text[start : start + PIECE])
+                    self.flush()
+        else:
+            self._write(text)
+        return len(text)
+
+    def _write(self, text: str) -> None:
         try:
             self.stream.write(text)
         except (OSError, ValueError, RuntimeError) as error:
             self._note(error)
-        return len(text)
+
+    def _has_room(self) -> bool:
+        """Whether a piece can be written, as far as the kernel knows. Waits for that, but only once in a row."""
+        try:
+            room = select.poll()
+            room.register(self.stream.fileno(), select.POLLOUT)
+            self.stuck = not room.poll(0 if self.stuck else PATIENCE_S * 1000)
+        except (AttributeError, ValueError, OSError):  # it is closed, or no file: writing says so
+            self.stuck = False
+        return not self.stuck
 
     def flush(self) -> None:
         try:
@@ -87,6 +114,8 @@ def make_usual_streams_forgiving() -> None:
     stand_in_for_closed()
     for name in ("stdout", "stderr"):
         setattr(sys, name, forgiving(getattr(sys, name)))
+    if isinstance(sys.stderr, Forgiving):
+        sys.stderr.is_log = True
 
 
 def restart_in_utf8() -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from jigsawrl import streams
 
 pytestmark = pytest.mark.slow
 
@@ -89,6 +93,59 @@ def test_a_mix_goes_on_to_its_end_where_nothing_can_be_written(tmp_path: Path) -
     done = jigsaw(tmp_path, "jigsaw mix.yaml --out out >/dev/full 2>&1")
     assert done.returncode == 0
     assert (tmp_path / "out" / "a" / "model" / "config.json").exists()
+
+
+def full_pipe() -> tuple[int, int]:
+    """Its ends. Nothing more goes into it until somebody reads."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    try:
+        while True:
+            os.write(write, b"x")
+    except BlockingIOError:
+        os.set_blocking(write, True)
+    return read, write
+
+
+@pytest.mark.parametrize("file", ["run.yaml", "mix.yaml"])
+def test_a_run_whose_output_nobody_reads_goes_on_and_ends_when_it_is_told_to(
+    file: str, tmp_path: Path
+) -> None:
+    write(tmp_path)
+    (tmp_path / "run.yaml").write_text(json.dumps({**RUN, "steps": 100_000}))
+    (tmp_path / "reward.py").write_text(REWARD.replace("print", "len").replace(", flush=True", ""))
+    read, stuck = full_pipe()
+    program = "from jigsawrl import cli, streams; streams.PATIENCE_S = 1.0; cli.main()"
+    command = [sys.executable, "-c", program, "run", file, "--out", "out"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=stuck, stderr=stuck) as run:
+        try:
+            deadline = time.monotonic() + 120
+            while not list((tmp_path / "out").rglob("metrics.jsonl")):
+                assert run.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(60) == 130
+        finally:
+            run.kill()
+            os.close(stuck)
+            os.close(read)
+
+
+def test_what_nobody_reads_is_lost_and_what_is_read_again_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "PATIENCE_S", 0.2)
+    read, stuck = full_pipe()
+    with os.fdopen(stuck, "w") as stream:
+        log = streams.Forgiving(stream)
+        log.is_log = True
+        began = time.monotonic()
+        for _ in range(1000):
+            assert log.write("lost\n") == 5
+        assert 0.2 <= time.monotonic() - began < 5
+        os.read(read, 1 << 24)  # all of it
+        log.write("read " * 1000)
+        assert os.read(read, 1 << 16).decode() == "read " * 1000
+    os.close(read)
 
 
 def test_who_asked_for_an_answer_is_told_that_it_could_not_be_written(tmp_path: Path) -> None:
