@@ -1,6 +1,9 @@
 """Files and folders that a kill, a power cut or a full disk finds either before a change or after it."""
 
 import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from jigsawrl.errors import JigsawError
@@ -29,6 +32,17 @@ def replace(path: Path, data: bytes) -> None:
     write(aside, data)
     os.replace(aside, path)
     sync(path.parent)
+
+
+@contextmanager
+def usual_mode(path: Path) -> Iterator[None]:
+    """A file that is written inside has the mode that the umask gives. safetensors writes one aside that is its
+    owner's alone, and renames it: another user could not load the model."""
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    yield
+    with suppress(PermissionError):  # file systems without modes refuse
+        path.chmod(mode)
 
 
 def append(descriptor: int, data: bytes, path: Path) -> None:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from jigsawrl import durable
 from jigsawrl.errors import JigsawError
 from jigsawrl.foreign import FLOAT32_MAX, shown
 from jigsawrl.model.lora import TARGETS, add_lora, linears, load_lora_state, lora_state, merged_weight
@@ -179,7 +180,7 @@ def export_adapter(model: Transformer, base: Path, rank: int, alpha: float, out:
     }
     (aside / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     state = {name: tensor.contiguous().cpu() for name, tensor in lora_state(model).items()}
-    save_file(state, aside / "adapter_model.safetensors", metadata={"format": "pt"})
+    _save(state, aside / "adapter_model.safetensors")
     _replace(aside, out)
 
 
@@ -222,6 +223,11 @@ def _copy_companions(source: Path, out: Path) -> None:
             shutil.copyfile(source / name, out / name)
 
 
+def _save(weights: dict[str, Tensor], path: Path) -> None:
+    with durable.usual_mode(path):
+        save_file(weights, path, metadata={"format": "pt"})
+
+
 def _save_sharded(weights: dict[str, Tensor], out: Path) -> None:
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
@@ -232,12 +238,12 @@ def _save_sharded(weights: dict[str, Tensor], out: Path) -> None:
         shards[-1][name] = tensor
         size += tensor.nbytes
     if len(shards) == 1:
-        save_file(shards[0], out / "model.safetensors", metadata={"format": "pt"})
+        _save(shards[0], out / "model.safetensors")
         return
     index: dict[str, str] = {}
     for i, shard in enumerate(shards, 1):
         file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, out / file, metadata={"format": "pt"})
+        _save(shard, out / file)
         index.update(dict.fromkeys(shard, file))
     total = sum(t.nbytes for t in weights.values())
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2)

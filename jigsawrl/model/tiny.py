@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from jigsawrl import durable
 from jigsawrl.errors import JigsawError
 
 PAD, EOS = "<pad>", "<eos>"
@@ -40,7 +41,9 @@ def write_tiny(folder: Path, *, layers: int, hidden: int, heads: int, kv_heads: 
         },
     }.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    save_file(_weights(config, seed), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    with durable.usual_mode(weights):
+        save_file(_weights(config, seed), weights, metadata={"format": "pt"})
     return folder
 
 

@@ -125,7 +125,8 @@ class CheckpointStore:
             if not _FILE.fullmatch(name):
                 raise ValueError(f"{name!r} cannot be a file's name")
             path = aside / f"{name}.safetensors"
-            save_file(_apart(content), path)
+            with durable.usual_mode(path):
+                save_file(_apart(content), path)
             durable.sync(path)
             files[path.name] = _look_at(path)
         durable.write(aside / _STATE, json.dumps(state).encode())

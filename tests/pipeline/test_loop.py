@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_runs import SMALL, learned, metrics, train
+from small_runs import COLD, SMALL, learned, metrics, train
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.telemetry.runreport import run_report
@@ -47,6 +47,20 @@ def test_a_run_leaves_a_folder_that_others_can_read(tmp_path):
     base = load_file(out / "base" / "model.safetensors")
     final = load_file(out / "model" / "model.safetensors")
     assert any(not torch.equal(base[name], final[name]) for name in base)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_files_of_a_run_have_the_mode_that_the_umask_gives(umask, mode, tmp_path):
+    out = tmp_path / "out"
+    before = os.umask(umask)
+    try:
+        lora = {**COLD, "lora": {"rank": 2}}
+        train(out, steps=1, model=lora, checkpoint={"every": 1}, telemetry={"tensorboard": True})
+    finally:
+        os.umask(before)
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert {path.relative_to(out).parts[0] for path in files} >= {"adapter", "base", "checkpoints", "model"}
+    assert {str(path) for path in files if path.stat().st_mode & 0o777 != mode} == set()
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
