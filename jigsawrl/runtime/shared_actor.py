@@ -11,6 +11,7 @@ are computed while others decode.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -214,6 +215,10 @@ class House:
                             answer = answer_to(partial(self._perform, tenant), what, args)
                         tenant.send(answer)
             self._leave(tenant)
+            if tenant.group is not None and dist.get_backend(tenant.group) == "gloo":
+                dist.destroy_process_group(tenant.group)  # else its sockets and threads stay
+                tenant.group = None
+            gc.collect()  # the actor is part of cycles, and has the group and its own memory until they are found
 
     def _take_in(self, tenant: Tenant, request: Any) -> tuple[str, Any, Any]:
         """A request, and all that have come behind it, between the same two passes: prompts that came in one by one

@@ -129,3 +129,27 @@ def test_after_a_death_everyone_learns_the_same(
         said = "base/actor/1 did not show that it was alive for 6 s, and was ended"
         assert {event["reason"] for event in events(out, "died")} == {said}
     assert_nothing_is_left(out)
+
+
+def test_deaths_of_drivers_leave_nothing_in_the_actors(
+    runs: Runs, by_themselves: Results, tmp_path: Path
+) -> None:
+    counts: list[tuple[int, int]] = []
+
+    def kill(pipeline: str, step: int) -> None:
+        if pipeline == "a":
+            own = Path(f"/proc/{named('actor0:base')}")
+            counts.append((len(list((own / "fd").iterdir())), len(list((own / "task").iterdir()))))
+            if step < STEPS:
+                os.kill(named("driver:a"), signal.SIGKILL)
+
+    out = tmp_path / "out"
+    two = {name: runs[name] for name in "ab"}
+    two["b"] = {**two["b"], "steps": 40}  # keeps the actors
+    run_here(write_mix(tmp_path, "concurrent", prompt=True, **two), out, kill)
+    assert outcome(out / "a") == by_themselves["a"]
+    assert len(events(out, "died")) == STEPS - 1
+    assert len(counts) == STEPS
+    first, last = counts[0], counts[-1]
+    assert last[0] - first[0] < 5, counts  # files of a group of two
+    assert last[1] - first[1] < 3, counts
