@@ -186,8 +186,9 @@ class Guard:
             self.silent.pop(pid, None)
             self.guarded[pid] = Guarded(Watched(beat, limit_s, pid=pid), handle)
             if self.thread is None:
-                self.thread = threading.Thread(target=self._run, name="guard", daemon=True)
-                self.thread.start()
+                thread = threading.Thread(target=self._run, name="guard", daemon=True)
+                thread.start()  # the next one tries it again where that is not possible now
+                self.thread = thread
 
     def pause(self, pid: int, paused: bool) -> None:
         """Whether it stands still on purpose: then it counts as heard."""

@@ -6,11 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
-from jigsawrl.liveness import LONGEST_LOOK_S, Heartbeat, Silence, Watched
+import pytest
+
+from jigsawrl.liveness import LONGEST_LOOK_S, Guard, Heartbeat, Silence, Watched
 
 BEATS = """
 import sys, time
@@ -95,3 +99,17 @@ def test_a_heartbeat_stops_when_it_is_told_to(tmp_path: Path) -> None:
     heart.stop()
     assert not heart.thread.is_alive()
     assert (tmp_path / "beat").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_guard_whose_thread_could_not_be_started_tries_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard, pid = Guard(), os.getpid()
+    with monkeypatch.context() as few:
+        few.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError):
+            guard.watch(pid, tmp_path / "beat", 60.0)
+    guard.watch(pid, tmp_path / "beat", 60.0)
+    assert guard.thread is not None
+    assert guard.thread.is_alive()
+    guard.forget(pid)
