@@ -446,6 +446,8 @@ class Scheduler:
             if isinstance(each, Over) and each.went_on is not None:
                 self.members[name].told = self.mind.runs(name)
                 self._log_predicted(name)
+            elif isinstance(each, Lost):  # its last words, just heard, were those of the processes before
+                self.members[name].told = None
         everyone = self._everyone_is_there()
         decides = bool(self.mind.loading) or (everyone and bool(self.mind.events))
         heard = [written(name, each) for name, each in news]
