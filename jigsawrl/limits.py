@@ -187,7 +187,9 @@ def full_disk(said: str, out: Path | None) -> str:
 
 def cannot_start(error: Exception) -> str:
     """A process, by the one that forks them: that may have ended itself, which shows as an end of file."""
-    if isinstance(error, EOFError):
+    if isinstance(error, EOFError | ConnectionError):
+        if _kills and _kills[0].recent():
+            return f"the process that forks all others was killed: {out_of_memory(_kills[0].machine)}"
         return no_more_processes("the process that forks them has ended")
     return cause_of(error) or f"another process cannot be started: {error}"
 

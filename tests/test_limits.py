@@ -165,3 +165,14 @@ def test_a_limit_on_processes_counts_for_ordinary_users(
     assert bare.processes() is None
     monkeypatch.setattr("os.getuid", lambda: 1000)
     assert bare.processes() == Limit(20, "of this user, threads included; raise it with `ulimit -u`")
+
+
+def test_memory_that_ran_out_before_the_first_process_is_named(tmp_path: Path) -> None:
+    here = second_version(tmp_path)
+    limits.watch_memory(here)
+    assert "pids.max" in limits.cannot_start(EOFError())
+    (tmp_path / "cgroup" / "pod" / "run" / "memory.events").write_text("oom_kill 1\n")
+    said = limits.cannot_start(EOFError())
+    assert "memory ran out; there are 512 MiB, the memory limit of the container (its cgroup)" in said
+    assert "pids.max" not in said
+    assert len(said.splitlines()) <= 3

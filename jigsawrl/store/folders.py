@@ -89,7 +89,8 @@ def make(root: Path | None, spill: Path, budget_bytes: int, kept: Collection[str
     except OSError as error:
         raise JigsawError(
             f"a store that spills to {spill} cannot be made: {error.filename}: {error.strerror}\n"
-            "Give it folders that this user may write to"
+            f"Give it folders that this user may write to and that have room; {STORE_FOLDER} in the environment "
+            "names another one than /dev/shm"
         ) from error
     return root
 

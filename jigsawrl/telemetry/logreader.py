@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.foreign import shown
+from jigsawrl.foreign import FLOAT32_MAX, shown
 from jigsawrl.telemetry import jsonl
 from jigsawrl.telemetry.events import EVENTS_FILE
 from jigsawrl.telemetry.figures import summarize
@@ -46,9 +46,9 @@ MAX_WORKERS = 65_536
 
 _ENDS = frozenset({"finished", "failed", "interrupted", "cancelled"})
 _TOLD = frozenset({"died", "failed", "recovered", "warning"})
-_COUNTED = frozenset(
-    {"reward/mean", "reward/errors", "reward/none", "response_length/clip_ratio", "perf/tokens"}
-)
+_REWARD = "reward/mean"
+"""May be whatever a reward function may return."""
+_COUNTED = frozenset({_REWARD, "reward/errors", "reward/none", "response_length/clip_ratio", "perf/tokens"})
 _HUGE = 1e12
 _KILLED = "the process of the run was killed, or its machine went down: the log stops here"
 
@@ -338,8 +338,8 @@ def _text(event: Mapping[str, Any], name: str) -> str:
 
 
 def _number(event: Mapping[str, Any], name: str) -> float:
-    value = event[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _HUGE:
+    value, most = event[name], FLOAT32_MAX if name == _REWARD else _HUGE
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= most:
         raise ValueError(f"{name} is {shown(value)}, not a number")
     return float(value)
 

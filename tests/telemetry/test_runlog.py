@@ -5,6 +5,7 @@ import pytest
 from run_folders import Event, T, at, ran, run_folder, two_pipelines
 
 from jigsawrl.errors import JigsawError
+from jigsawrl.foreign import FLOAT32_MAX
 from jigsawrl.telemetry.logreader import read_run
 from jigsawrl.telemetry.runlog import Incident, Outage, Prediction
 from jigsawrl.telemetry.runreport import run_report, write_report
@@ -266,6 +267,13 @@ def test_a_failure_is_counted_once_though_driver_and_scheduler_log_it(tmp_path: 
         ("a", "recovered", False),
         ("b", "failed", True),
     ]
+
+
+def test_whatever_a_reward_function_may_return_can_be_reported(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, two_pipelines(), {"sums": [1e13, -FLOAT32_MAX]})
+    assert read_run(folder).rewards == {"sums": [(1, 1e13), (2, -FLOAT32_MAX)]}
+    (reported,) = [each for each in run_report(folder).report.pipelines if each.name == "sums"]
+    assert (reported.reward_first, reported.reward_last) == (1e13, -FLOAT32_MAX)
 
 
 def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
