@@ -194,6 +194,11 @@ def cannot_start(error: Exception) -> str:
     return cause_of(error) or f"another process cannot be started: {error}"
 
 
+def cause_in(said: str) -> str | None:
+    """As `cause_of`, of what another process says of its error: where it had no process or thread more to start."""
+    return no_more_processes(said) if any(words in said for words in PROCESS_WORDS) else None
+
+
 def no_more_processes(said: str) -> str:
     limit = Machine().processes()
     why = (

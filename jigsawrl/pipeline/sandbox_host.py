@@ -406,9 +406,9 @@ def _serve(uncontained: str | None) -> NoReturn:
                 os.kill(os.getppid(), signal.SIGCONT)
             os.killpg(0, signal.SIGKILL)
 
-    threading.Thread(target=listen, daemon=True).start()
     sys.path += [path for path in setup["paths"] if path not in sys.path]
     try:
+        threading.Thread(target=listen, daemon=True).start()
         host = Host(setup, replies)
         host.about["uncontained"] = uncontained
     except BaseException as error:

@@ -24,6 +24,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Any
 
+from jigsawrl import limits
 from jigsawrl.errors import JigsawError
 from jigsawrl.liveness import LONGEST_LOOK_S
 from jigsawrl.pipeline.sandbox_child import Call, Child, Failure, Instance
@@ -265,7 +266,7 @@ class Pool:
 
     def _start_failed(self, child: Child, why: str) -> None:
         """User code that never loaded is for the user to mend; one that did may be given another try or two."""
-        problem = f"cannot load {self._setup['target']}: {why}"
+        problem = f"cannot load {self._setup['target']}: {limits.cause_in(why) or why}"
         self._start_failure = Failure("died", problem)
         self._failed_starts += 1
         if not self._about.done():

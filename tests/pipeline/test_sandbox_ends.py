@@ -19,6 +19,7 @@ import pytest
 from test_sandbox import marked
 
 import jigsawrl
+from jigsawrl.errors import JigsawError
 from jigsawrl.pipeline.sandbox import Failure, Sandbox
 from jigsawrl.pipeline.sandbox_keeper import SWITCH
 
@@ -285,3 +286,26 @@ def test_an_ordinary_user_has_namespaces_too_and_gets_no_rights_by_them() -> Non
     if found["uncontained"] is None:
         assert not found["reached"]
         assert found["seen"] == [1, found["number"]]
+
+
+def test_a_process_that_may_start_no_thread_says_so(tmp_path: Path) -> None:
+    program = """
+    import threading
+    def refuse(thread): raise RuntimeError("can't start new thread")
+    threading.Thread.start = refuse
+    from jigsawrl.pipeline.sandbox_host import main
+    main(None)
+    """
+    run = [sys.executable, "-c", textwrap.dedent(program)]
+    paths = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    done = subprocess.run(run, input='{"paths": []}\n', capture_output=True, text=True, env=paths, timeout=60)
+    assert json.loads(done.stdout)["refused"].startswith("RuntimeError: can't start new thread")
+    assert done.stderr == ""
+
+
+def test_user_code_that_may_start_no_process_names_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text('raise RuntimeError("can\'t start new thread")\n')
+    sandbox = Sandbox(f"{tmp_path / 'code.py'}:score", {}, processes=1, timeout=10)
+    with pytest.raises(JigsawError, match=r"cannot load .*: another process or thread cannot be started"):
+        sandbox.check()
+    sandbox.close()
