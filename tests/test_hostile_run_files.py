@@ -16,7 +16,8 @@ from fuzzing.check import limited, message_problem
 from jigsawrl.config import load_run_file, text
 from jigsawrl.config.cluster import MOST_JOBS_BYTES, load_jobs_file
 from jigsawrl.config.pipelines import checked_mix, load_mix
-from jigsawrl.config.runfile import MOST_BYTES
+from jigsawrl.config.runfile import MOST_BYTES, validated
+from jigsawrl.config.runfolder import check_run_folder
 from jigsawrl.errors import JigsawError
 
 MOST_MEMORY = 200 << 20
@@ -253,3 +254,10 @@ def test_user_code_that_no_parser_survives_is_refused(tmp_path: Path, code: str)
     with limited():
         said = refusal(load_run_file, written(tmp_path, task))
     assert said.startswith(f"task.path: {tmp_path}/judge.py")
+
+
+def test_a_run_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    with pytest.raises(JigsawError, match="its name is not UTF-8 text"):
+        check_run_folder(validated({"task": {"kind": "arithmetic"}}), out, resume=False)
+    assert not out.exists()

@@ -14,6 +14,7 @@ from jigsawrl.config.runfile import read_run_file, validated
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.config.started import RESOLVED, continued, dated, ranked
 from jigsawrl.errors import JigsawError, shown
+from jigsawrl.foreign import has_surrogates
 from jigsawrl.surface import option
 
 FREE = ("steps", "workers", "checkpoint", "telemetry")
@@ -71,6 +72,11 @@ def _check(out: Path, resume: bool, changed: Callable[[dict[str, Any]], list[str
 
     A run writes its resolved file before any other, so a folder without one holds no run.
     """
+    if has_surrogates(str(out)):
+        raise JigsawError(
+            f"{out}: its name is not UTF-8 text, so no model can be saved there; choose another folder with "
+            f"{option('out')}"
+        )
     there = writable_part(out)
     resolved = out / RESOLVED
     if there != out or not any(out.glob("[!.]*")):
