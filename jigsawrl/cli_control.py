@@ -167,7 +167,7 @@ def _ask(run: Path, **request: Any) -> None:
             f"{run}: is a job of a cluster, and can only be cancelled: 'jigsaw cancel {cluster} {run.name}'"
         )
     answer = ask(run, **request)
-    for name, standing in answer["pipelines"].items():
+    for name, standing in answer.get("pipelines", {}).items():
         print(f"{name}: {standing}")
     if answer.get("said"):
         print(answer["said"])

@@ -13,9 +13,11 @@ from typing import Any
 
 from jigsawrl import durable
 from jigsawrl.errors import JigsawError
+from jigsawrl.regular import read_regular
 from jigsawrl.underway import under_way
 
 SUBMITTED, REQUESTS = "submitted.json", "requests.json"
+MOST_BYTES = 64 << 20
 Entry = dict[str, Any]
 """A pipeline's entry in a run file."""
 
@@ -69,7 +71,7 @@ def take_back(run: Path, name: str) -> None:
 def _object(path: Path) -> dict[str, Any]:
     """What a file of ours holds; nothing where there is none."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path, MOST_BYTES))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:

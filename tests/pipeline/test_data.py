@@ -152,6 +152,19 @@ def test_empty_fields_of_messages_are_dropped(tmp_path: Path) -> None:
     assert load(tmp_path / "a.parquet")[0].messages == rows[0]["prompt"]
 
 
+def test_a_small_parquet_file_that_holds_gigabytes_is_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = 200_000
+    pq.write_table(pa.table({"prompt": ["x" * 1000] * rows, "answer": ["y"] * rows}), tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 1 << 20
+    monkeypatch.setattr("jigsawrl.pipeline.tasks.rows.MAX_TABLE_BYTES", 16 << 20)
+    before = pa.total_allocated_bytes()
+    with pytest.raises(JigsawError, match="its values take more than 16 MiB when they are unpacked"):
+        load(tmp_path / "a.parquet")
+    assert pa.total_allocated_bytes() - before < 64 << 20
+
+
 def test_typed_parquet_columns_become_json(tmp_path: Path) -> None:
     columns = {
         "prompt": ["a"],

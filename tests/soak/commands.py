@@ -225,7 +225,10 @@ class Round:
         self._note("SIGTERM")
         if self.draw.random() < 0.5:
             getattr(self, self.draw.choice(("cancel", "pause", "submit", "resume")))()
-        if self.run.process.wait(END_S) == -signal.SIGTERM:  # it came before anything was set up
+        self.run.process.wait(END_S)
+        if not (
+            self.run.written / "stdout"
+        ).read_text():  # it came before anything was set up, or at the very end
             poll(lambda: not self.run.alive(), lambda: f"left: {self.run.alive()}", 60.0)
             self._resume("stopped at once")
             return

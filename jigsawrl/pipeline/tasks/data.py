@@ -14,7 +14,7 @@ from jigsawrl.pipeline.tasks.rows import Rows, read_rows
 
 IGNORED = ("tools", "chat_template_kwargs")
 """Columns that TRL renders prompts with."""
-MAX_PROMPT_CHARACTERS = 16 << 20
+MAX_PROMPT_CHARACTERS = 4 << 20
 """More than the longest contexts hold; tokenizers take some hundred bytes of memory for a character."""
 _VERL_GROUND_TRUTH = "reward_model.ground_truth"
 

@@ -22,6 +22,9 @@ from jigsawrl.regular import MAX_DEPTH, open_regular, read_json_object, too_deep
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
 MAX_LINE_BYTES = 256 << 20
 MAX_ROWS = 10_000_000
+MAX_TABLE_BYTES = 2 << 30
+"""Of a parquet file's values once they are unpacked: a small file can hold very many that are alike."""
+ROWS_AT_ONCE = 1024
 """A compressed file of a few bytes may claim any number of rows."""
 
 
@@ -152,7 +155,7 @@ def _read_arrow(path: Path, format: str) -> Rows:
             else:
                 parquet = pq.ParquetFile(file)
                 _check_count(file, parquet.metadata.num_rows)
-                table = parquet.read()
+                table = pa.Table.from_batches(_unpacked(file, parquet), parquet.schema_arrow)
             _check_count(file, table.num_rows)
             table.validate(full=True)
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -169,6 +172,20 @@ def _read_arrow(path: Path, format: str) -> Rows:
 def _check_count(file: Path, count: int) -> None:
     if not 0 <= count <= MAX_ROWS:
         raise JigsawError(f"{file} says that it has {count} rows; at most {MAX_ROWS} can be read")
+
+
+def _unpacked(file: Path, parquet: Any) -> list[Any]:
+    """All rows, in pieces."""
+    pieces, size = [], 0
+    for piece in parquet.iter_batches(ROWS_AT_ONCE):
+        size += piece.nbytes
+        if size > MAX_TABLE_BYTES:
+            raise JigsawError(
+                f"{file}: its values take more than {MAX_TABLE_BYTES >> 20} MiB when they are unpacked\n"
+                "Leave out columns and rows that are not needed."
+            )
+        pieces.append(piece)
+    return pieces
 
 
 def _column(rows: Rows, name: str, column: Any) -> list[JSON]:
