@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty
 
 import fuzzing
 from fuzzing.check import Target, Verdict, judge
@@ -62,6 +63,7 @@ def soak(
         for name, target in targets.items():
             folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=kept))
             begun, case_seed = time.thread_time(), f"{seed}-{number}"
+            (kept / f"current-{part}").write_text(f"--target {name} --case {case_seed}")
             verdict = judge(target, case_seed, folder)
             tally = tallies[name]
             tally.slowest = max(tally.slowest, time.thread_time() - begun)
@@ -118,7 +120,20 @@ def main() -> int:
     ]
     for child in children:
         child.start()
-    parts = [queue.get(timeout=60 * options.minutes + 300) for _ in children]
+    parts: list[dict[str, Tally]] = []
+    while len(parts) < len(children):
+        try:
+            parts.append(queue.get(timeout=1))
+        except Empty:
+            ended = [part for part, child in enumerate(children) if child.exitcode not in (None, 0)]
+            late = time.monotonic() > until + 300
+            for part in ended or (range(len(children)) if late else ()):
+                case = (kept / f"current-{part}").read_text()
+                print(f"{'ended' if ended else 'does not end'} ({children[part].exitcode}) at {case}")
+            if ended or late:
+                for child in children:
+                    child.kill()
+                return 1
     for child in children:
         child.join()
     return _print(targets, parts)

@@ -57,6 +57,35 @@ def config(**changes: Any) -> Spoil:
     return edit
 
 
+def spoil_tokens(name: str, token: int, large: Path) -> None:
+    """Gives a token of a tokenizer's file this id."""
+    path = large / name
+    content = json.loads(path.read_text()) if path.exists() else {}
+    if name == "tokenizer.json":
+        vocabulary = content["model"]["vocab"]
+        vocabulary[next(iter(vocabulary))] = token
+    elif name == "tokenizer_config.json":
+        content["added_tokens_decoder"] = {str(token): {"content": "<far>"}}
+    else:
+        content["<far>"] = token
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json"])
+@pytest.mark.parametrize("token", [1 << 24, (1 << 32) - 1, 10**40])
+def test_a_token_far_beyond_any_vocabulary_is_refused_before_room_is_made_for_all_below_it(
+    folder: Path, name: str, token: int
+) -> None:
+    spoil_tokens(name, token, folder)
+    assert f"{folder / name} has a token whose id is " in refusal(folder)
+
+
+def test_large_numbers_that_are_no_tokens_are_allowed(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 10**30}))
+    load_all(folder)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
