@@ -36,8 +36,10 @@ soak: $(VENV)/.dev
 	timeout $$(($(MINUTES) * 60 + 900)) $(BIN)/python tests/soak/clusters.py --minutes $(MINUTES) --seed $(SEED)
 
 # Damaged files of every kind: each is read, or refused in a clear message.
+CASES ?= 1000000
 fuzz: $(VENV)/.dev
-	PYTHONPATH=tests timeout $$(($(MINUTES) * 60 + 400)) $(BIN)/python -m fuzzing.soak --minutes $(MINUTES) --seed $(SEED)
+	PYTHONPATH=tests timeout $$(($(MINUTES) * 60 + 400)) $(BIN)/python -m fuzzing.soak --minutes $(MINUTES) --seed $(SEED) \
+		--cases $(CASES)
 
 # vLLM pins its own torch companions, so it lives in a venv of its own.
 test-vllm: .venv-vllm/.ready

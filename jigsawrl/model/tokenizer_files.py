@@ -53,7 +53,13 @@ def check_tokenizer_files(folder: Path) -> None:
 
 def _check_tokens(path: Path) -> None:
     """Few files have a number that is large enough to be looked at; only those are parsed."""
-    if not path.exists() or not _LARGE_NUMBER.search(content := read_regular(path, MAX_BYTES)):
+    if not path.exists():
+        return
+    try:
+        content = read_regular(path, MAX_BYTES)
+    except OSError as error:
+        raise JigsawError(f"model.path: {path} cannot be read ({error.strerror})") from None
+    if not _LARGE_NUMBER.search(content):
         return
     try:
         largest = max(_tokens(path.name, json.loads(content)), default=0)

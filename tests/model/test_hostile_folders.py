@@ -80,6 +80,11 @@ def test_a_token_far_beyond_any_vocabulary_is_refused_before_room_is_made_for_al
     assert f"{folder / name} has a token whose id is " in refusal(folder)
 
 
+def test_a_tokenizers_file_that_fails_when_it_is_read_is_refused(folder: Path) -> None:
+    (folder / "added_tokens.json").symlink_to("/proc/self/mem")
+    assert f"{folder / 'added_tokens.json'} cannot be read" in refusal(folder)
+
+
 def test_large_numbers_that_are_no_tokens_are_allowed(folder: Path) -> None:
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 10**30}))
