@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ def make_store(tmp_path: Path) -> Iterator[Callable[..., Store]]:
     yield make
     for store in made:
         store.destroy()
+        shutil.rmtree(store.root, ignore_errors=True)  # a test may have put there what is no store's
 
 
 @pytest.fixture
