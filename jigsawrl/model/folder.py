@@ -19,6 +19,7 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.foreign import FLOAT32_MAX, shown
 from jigsawrl.model.lora import TARGETS, add_lora, linears, load_lora_state, lora_state, merged_weight
 from jigsawrl.model.spec import read_spec
+from jigsawrl.model.tokenizer_files import FILES
 from jigsawrl.model.transformer import Linear, Transformer, rope_tables
 from jigsawrl.model.weights import INDEX, check_weights, read_header, weight_files
 from jigsawrl.regular import read_json_object
@@ -26,17 +27,7 @@ from jigsawrl.regular import read_json_object
 DTYPE_KEY = "torch_dtype"
 """The key of config.json with the type of the weights: every transformers reads it, `dtype` only newer ones."""
 SHARD_BYTES = 4 * 1024**3
-BESIDE_WEIGHTS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "generation_config.json",
-)
+BESIDE_WEIGHTS = tuple(name for name in FILES if name != "config.json")
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: str | torch.device = "cpu") -> Transformer:

@@ -414,15 +414,14 @@ def resumed_folder(rng: random.Random, folder: Path) -> Case:
     whole.write_bytes(_yaml(MIX))
 
     def case() -> None:
-        try:
-            if several:
-                check_mix_folder(load_mix(whole).config, out, True)
-            else:
-                config = load_run_file(folder / "sums.yaml")
-                check_run_folder(config, out, True)
-                as_started(config, out, out / "events.jsonl", True, lambda line: None)
-        finally:
+        with contextlib.suppress(JigsawError):  # nobody answers
             ask(out, do="pause", pipeline="a")
+        if several:
+            check_mix_folder(load_mix(whole).config, out, True)
+        else:
+            config = load_run_file(folder / "sums.yaml")
+            check_run_folder(config, out, True)
+            as_started(config, out, out / "events.jsonl", True, lambda line: None)
 
     return case
 
