@@ -28,10 +28,12 @@ pytest: $(VENV)/.dev
 test-long: $(VENV)/.dev
 	timeout 1500 $(BIN)/pytest -m long -n 2
 
-# Random commands and kills to live runs and clusters: whatever finishes is compared with the same alone.
+# The scheduler core in simulated worlds where everything fails; random commands and kills to live runs and clusters:
+# whatever finishes is compared with the same alone.
 MINUTES ?= 1
 SEED ?= 1
 soak: $(VENV)/.dev
+	PYTHONPATH=tests timeout $$(($(MINUTES) * 60 + 900)) $(BIN)/python -m soak.core --minutes $(MINUTES) --seed $(SEED)
 	timeout $$(($(MINUTES) * 60 + 900)) $(BIN)/python tests/soak/commands.py --minutes $(MINUTES) --seed $(SEED)
 	timeout $$(($(MINUTES) * 60 + 900)) $(BIN)/python tests/soak/clusters.py --minutes $(MINUTES) --seed $(SEED)
 

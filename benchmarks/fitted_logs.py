@@ -23,7 +23,7 @@ from rich.table import Table
 
 from jigsawrl.cli import main
 from jigsawrl.errors import JigsawError
-from jigsawrl.graph.log_lines import is_log, log_name, open_log
+from jigsawrl.graph.log_lines import is_log, log_name, open_text
 from jigsawrl.graph.traces import Trace
 from jigsawrl.graph.verl_log import Run, read_runs_in
 from jigsawrl.graph.verl_trace import trace_of
@@ -89,7 +89,7 @@ def _halved(log: Path, run: Run, trace: Trace, seed: int, folder: Path) -> Halve
     if max(run.steps[step.step][0].line for step in first) >= until:
         raise JigsawError(f"{log}: its steps are not in order, or share a line")
     cut, profile, mix = (folder / f"{trace.name}.{end}" for end in ("log", "json", "yaml"))
-    with open_log(log) as source, open(cut, "w", newline="", encoding="utf-8") as file:
+    with open_text(log) as source, open(cut, "w", newline="", encoding="utf-8") as file:
         number = 1
         for piece in source:
             if run.line <= number < until:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import multiprocessing
 import random
 import statistics
-import time
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -29,13 +28,14 @@ from common import CORES, arguments, claim, clean_stdout, figure, report, say
 from optimum import FREE, WORKER, Instance, Replay, draw, solve
 from rich.console import Console
 from rich.table import Table
+from timed import Timed
 
 from jigsawrl.graph.hardware import hardware_named
 from jigsawrl.graph.interference import H200
 from jigsawrl.graph.profile import load_profile
 from jigsawrl.policies.named import POLICIES
-from jigsawrl.policies.state import Action, Event, Policy, State
-from jigsawrl.simulator.setup import job_of
+from jigsawrl.policies.state import Policy
+from jigsawrl.simulator.jobs import job_of
 from jigsawrl.simulator.simulation import Simulation
 
 COMPARED = ("jigsaw", "greedy", "serial", "concurrent")
@@ -161,21 +161,6 @@ def measured(instance: Instance, limit: float, threads: int) -> Row | None:
 def simulated(policy: Policy, instance: Instance) -> float:
     jobs = [task.job() for task in instance.tasks]
     return Simulation(policy, jobs, WORKER, instance.workers, FREE).run().seconds
-
-
-class Timed:
-    """A policy, and the milliseconds that each of its decisions took."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.name = policy.name
-        self.milliseconds: list[float] = []
-
-    def decide(self, state: State, events: list[Event]) -> list[Action]:
-        started = time.perf_counter()
-        actions = self.policy.decide(state, events)
-        self.milliseconds.append(1000 * (time.perf_counter() - started))
-        return actions
 
 
 def think(seed: int, steps: int) -> list[float]:

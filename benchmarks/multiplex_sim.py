@@ -25,8 +25,7 @@ from jigsawrl.graph.profile import Profile, load_profile
 from jigsawrl.policies.jigsaw import Jigsaw
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.state import Policy
-from jigsawrl.simulator.jobs import Job
-from jigsawrl.simulator.setup import job_of, refuse_jobs
+from jigsawrl.simulator.jobs import Job, job_of, refuse_jobs
 from jigsawrl.simulator.simulation import Simulation
 from jigsawrl.telemetry.report import report as measure
 from jigsawrl.telemetry.timeline import read_spans

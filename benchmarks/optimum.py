@@ -23,7 +23,7 @@ from jigsawrl.graph.interference import Curve, Interference, Signature
 from jigsawrl.graph.memory import ACTIVATIONS_NOW
 from jigsawrl.graph.shape import ModelShape, PipelineShape
 from jigsawrl.policies.starts import needs
-from jigsawrl.policies.state import Action, Event, Phase, Place, Start, State, Wait
+from jigsawrl.policies.state import Action, Change, PhaseKind, Place, Start, State, Wait
 from jigsawrl.simulator.jobs import Job
 
 UNIT = 8192 * ACTIVATIONS_NOW
@@ -85,7 +85,7 @@ class Task:
     training: Work
     parameter_bytes: int
 
-    def work(self, phase: Phase) -> Work:
+    def work(self, phase: PhaseKind) -> Work:
         return self.rollout if phase == "rollout" else self.training
 
     def job(self) -> Job:
@@ -145,7 +145,7 @@ class Piece:
 
     pipeline: str
     step: int
-    phase: Phase
+    phase: PhaseKind
     start: int
     seconds: int
     workers: Place
@@ -165,7 +165,9 @@ def solve(instance: Instance, limit: float, below: int, threads: int = 1) -> Opt
     horizon = below
     end = model.new_int_var(0, horizon, "end")
     on_worker: list[list[tuple[cp_model.IntervalVar, int]]] = [[] for _ in range(instance.workers)]
-    spans: list[tuple[str, int, Phase, cp_model.IntVar, list[cp_model.IntVar], list[cp_model.IntVar]]] = []
+    spans: list[
+        tuple[str, int, PhaseKind, cp_model.IntVar, list[cp_model.IntVar], list[cp_model.IntVar]]
+    ] = []
     energy, alone = [], []
     for task in instance.tasks:
         before: cp_model.IntVar | int = 0
@@ -228,7 +230,7 @@ def solve(instance: Instance, limit: float, below: int, threads: int = 1) -> Opt
     )
 
 
-PHASES: tuple[Phase, Phase] = ("rollout", "training")
+PHASES: tuple[PhaseKind, PhaseKind] = ("rollout", "training")
 
 
 class Replay:
@@ -239,17 +241,17 @@ class Replay:
     def __init__(self, optimum: Optimum) -> None:
         self.pieces = {(p.pipeline, p.step, p.phase): p for p in optimum.pieces}
 
-    def decide(self, state: State, events: list[Event]) -> list[Action]:
+    def decide(self, state: State, changes: list[Change]) -> list[Action]:
         actions: list[Action] = []
         held = list(state.held)
-        for pipeline in state.ready():
-            piece = self.pieces[pipeline.name, pipeline.step, pipeline.phase]
+        for phase in state.ready():
+            piece = self.pieces[phase.id.pipeline, phase.index, phase.kind]
             if piece.start > state.now + 1e-6:
                 actions.append(Wait(float(piece.start)))
                 continue
             places = (piece.workers,) if piece.phase == "training" else tuple((w,) for w in piece.workers)
             for worker in piece.workers:
-                held[worker] += needs(pipeline, places)
+                held[worker] += needs(phase, places)
             if all(held[worker] <= state.device_bytes for worker in piece.workers):
-                actions.append(Start(pipeline.name, places, 1 / len(state.pipelines)))
+                actions.append(Start(phase.id, places, 1 / len(state.pipelines)))
         return actions

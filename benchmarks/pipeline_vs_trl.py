@@ -53,11 +53,11 @@ from jigsawrl.engine.types import Request, SampleKey, SamplingParams
 from jigsawrl.model.folder import export_model, load_model, places
 from jigsawrl.model.tokenizer import load_tokenizer
 from jigsawrl.model.transformer import Transformer
+from jigsawrl.pipeline.execution_env import StandaloneEnv
 from jigsawrl.pipeline.journal import Journal
 from jigsawrl.pipeline.loop import Pipeline
 from jigsawrl.pipeline.losses import aggregation_weights
 from jigsawrl.pipeline.rollout import rollout_of
-from jigsawrl.pipeline.surroundings import Alone
 from jigsawrl.pipeline.trajectory import make_batch
 from jigsawrl.pipeline.workers import start_workers
 from jigsawrl.telemetry.progress import Progress
@@ -266,8 +266,8 @@ class Ours:
         longest = self.workers.first("longest_sequence")
         self.rollouts = rollout_of(config, tokenizer, self.workers.engine, longest)
         prompts = list(range(config.rollout.prompts_per_step))
-        self.pipeline = Pipeline(config, self.workers, self.rollouts, prompts, Alone())
-        self.journal = Journal(config, out, Alone().events(out), 0, False, Progress(json=True))
+        self.pipeline = Pipeline(config, self.workers, self.rollouts, prompts, StandaloneEnv())
+        self.journal = Journal(config, out, StandaloneEnv().events(out), 0, False, Progress(json=True))
 
     @property
     def model(self) -> Transformer:

@@ -36,7 +36,8 @@ from jigsawrl.config import RunConfig
 from jigsawrl.config.pipelines import load_mix
 from jigsawrl.config.runfile import checked
 from jigsawrl.graph.cpu import cpu_worker
-from jigsawrl.pipeline.actor_process import ProcessHandle, actor_main
+from jigsawrl.pipeline.actor_process import actor_main
+from jigsawrl.pipeline.calls import Inbox, ProcessHandle
 from jigsawrl.pipeline.generating import Generating
 from jigsawrl.pipeline.pooled import RolloutActor, TrainingActor
 from jigsawrl.pipeline.warmup import prepare_base
@@ -312,7 +313,7 @@ def started(bench: Bench, kind: type[Generating]) -> ProcessHandle:
     process = context.Process(target=actor_main, args=arguments, kwargs={"make": kind}, daemon=True)
     process.start()
     theirs.close()
-    handle = ProcessHandle(ours, process, 0)
+    handle = ProcessHandle(ours, process, 0, Inbox())
     handle.call("ready")
     return handle
 

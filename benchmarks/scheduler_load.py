@@ -27,9 +27,9 @@ from jigsawrl.graph.cpu import cpu_worker
 from jigsawrl.graph.interference import CORES
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.runtime.family import PRELOADED
-from jigsawrl.runtime.learning import first_outlook
-from jigsawrl.runtime.messages import Began, Over
-from jigsawrl.runtime.mind import Mind
+from jigsawrl.runtime.first_outlook import first_outlook
+from jigsawrl.scheduler.core import SchedulerCore
+from jigsawrl.scheduler.events import DriverBegan, Heard, PhaseDone
 
 PROCESSES = 12
 PHASES = 2000
@@ -93,20 +93,23 @@ def messages_a_second(policy: str, phases: int) -> float:
     worker = cpu_worker(1, 2)
     config = checked({"task": {"kind": "arithmetic"}, "rollout": {"max_tokens": 512}})
     outlook = first_outlook("p", config, PipelineConfig(run="none.yaml"), worker, 2, None)
-    mind = Mind(POLICIES[policy], CORES, 2, worker.device_bytes)
+    core = SchedulerCore(POLICIES[policy], CORES, 2, worker.device_bytes)
     names = [f"p{number}" for number in range(4)]
     for name in names:
-        mind.join(name, outlook)
-        mind.hear(name, Began(phases, 0))
-    count, started = 0, time.perf_counter()
+        core.join(name, outlook)
+    count, started, events = 0, time.perf_counter(), began(names, phases)
     while count < phases:
-        mind.world.advance(float(count))
-        mind.decide()
-        running = [p for p in mind.world.pipelines.values() if p.status == "running"]
-        pipeline = running[count % len(running)]
-        mind.hear(pipeline.name, Over(pipeline.phase, pipeline.step, (1.0, 1.0), 2, (100,) * 64))
+        core.handle(float(count), events)
+        running = core.state.running()
+        phase = running[count % len(running)]
+        done = PhaseDone(phase.kind, phase.index, (1.0, 1.0), 2, (100,) * 64)
+        events = [(phase.id.pipeline, done)]
         count += 1
     return count / (time.perf_counter() - started)
+
+
+def began(names: list[str], steps: int) -> list[Heard]:
+    return [(name, DriverBegan(steps, 0)) for name in names]
 
 
 def answer(pipe: object) -> None:

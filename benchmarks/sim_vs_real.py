@@ -48,7 +48,7 @@ def main() -> None:
             "all, serial (the measured run)", *cells(foreseen["serial"]["seconds"], measured.seconds)
         )
         console.print(table)
-        claims = {"makespan_error": claim(abs(off["all"]), at_most=0.15)}
+        claims = {"makespan_error": claim(abs(off["all"]), at_most=0.10)}
         report(
             console,
             "sim_vs_real",

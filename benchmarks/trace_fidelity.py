@@ -35,9 +35,9 @@ from rich.table import Table
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.cost import Costs
-from jigsawrl.graph.fit import cache_tokens, fit_level, fit_pooled, same_model, work_of
+from jigsawrl.graph.fit import cache_tokens, fit_level, fit_pooled, same_model
 from jigsawrl.graph.hardware import Hardware, hardware_named
-from jigsawrl.graph.predict import STAGES, StepWork, stage_seconds
+from jigsawrl.graph.predict import STAGES, stage_seconds
 from jigsawrl.graph.profile import load_profile
 from jigsawrl.graph.traces import LoggedStep, Trace, read_traces
 
@@ -91,8 +91,8 @@ def judge(
     predicted: dict[str, list[float]] = {}
     known = []
     for step in steps:
-        guess = foreseen(costs, work_of(trace, step, tool_wait))
-        told = foreseen(costs, work_of(trace, step)) if step.tool_wait else guess
+        guess = foreseen(costs, trace, step, tool_wait)
+        told = foreseen(costs, trace, step) if step.tool_wait else guess
         for stage in (*STAGES, "step"):
             measured = step.seconds if stage == "step" else getattr(step, stage)
             if measured:
@@ -115,9 +115,11 @@ def judge(
     )
 
 
-def foreseen(costs: Sequence[Costs], work: StepWork) -> dict[str, float]:
+def foreseen(
+    costs: Sequence[Costs], trace: Trace, step: LoggedStep, tool_wait: float | None = None
+) -> dict[str, float]:
     """The median opinion on each stage, and their sum."""
-    opinions = [stage_seconds(each, work) for each in costs]
+    opinions = [stage_seconds(each, trace, step, tool_wait) for each in costs]
     seconds = {stage: statistics.median(each[stage] for each in opinions) for stage in (*STAGES, "other")}
     return {**seconds, "step": sum(seconds.values())}
 

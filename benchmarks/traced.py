@@ -15,7 +15,7 @@ import fcntl
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,13 @@ from jigsawrl.engine import shared
 from jigsawrl.engine.sequence import Sequence, sequences_of
 from jigsawrl.engine.types import Generation, Request, SampleKey, SampleOutput
 from jigsawrl.graph.profile import LEVELS, load_profile
-from jigsawrl.pipeline import actor_process, loop
+from jigsawrl.pipeline import actor as actors
+from jigsawrl.pipeline import loop
 from jigsawrl.pipeline.actor import Actor
 from jigsawrl.pipeline.prompts import keyed
 from jigsawrl.pipeline.rollout import Rollout, rollout_of
 from jigsawrl.runtime import shared_actor
-from jigsawrl.runtime.driver import Beside
+from jigsawrl.runtime.multiplexed_env import MultiplexedEnv
 from jigsawrl.runtime.shared_actor import House, SharingActor
 from jigsawrl.store.memory import return_to_system
 from jigsawrl.trainer.checkpoint import CheckpointStore
@@ -165,15 +166,17 @@ def traced_rollout(config: RunConfig, tokenizer: Any, engine: Generation, longes
     return rollout_of(config, tokenizer, Ended(engine, Trace.of(config)), longest)
 
 
-def remember_nothing(self: Beside, step: int, workers: Any, state: Any) -> Callable[[], dict[str, Any]]:
-    self.drawn.forget()
+def remember_nothing(
+    self: MultiplexedEnv, step: int, workers: Any, state: Any
+) -> Callable[[], dict[str, Any]]:
+    """The state of a step, which no traced actor has."""
     return dict
 
 
 shared.sequences_of = traced_sequences  # type: ignore[attr-defined]
-actor_process.actor_main = partial(actor_process.actor_main, make=traced_actor)
+actors.Actor = traced_actor  # type: ignore[assignment, misc]
 shared_actor.SharingActor = TracedTenant  # type: ignore[misc]
 loop.rollout_of = traced_rollout  # type: ignore[attr-defined]
-Beside.remember = remember_nothing  # type: ignore[method-assign]
+MultiplexedEnv.remember = remember_nothing  # type: ignore[method-assign]
 CheckpointStore.save = lambda self, *given: None  # type: ignore[assignment, method-assign]
 Actor.export = lambda self, out: None  # type: ignore[method-assign]

@@ -211,8 +211,8 @@ def _print_plan(plan: Plan) -> None:
     waiting = len(plan.scheduler.waiting)
     beside = f", without the {waiting:,} that {'waits' if waiting == 1 else 'wait'}" if waiting else ""
     console.print(
-        f"${plan.price:,.2f} an hour, {_times(plan.alone, plan.price)} less than ${plan.alone:,.2f} with every job "
-        f"alone{beside}"
+        f"${plan.scheduler.price:,.2f} an hour, {_times(plan.alone, plan.scheduler.price)} less than "
+        f"${plan.alone:,.2f} with every job alone{beside}"
     )
 
 

@@ -1,8 +1,7 @@
-"""Comparing real runs from the command line, and what is printed afterwards."""
+"""Comparing policies from the command line, for real or simulated: what is run, printed and written."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from jigsawrl import temporary
-from jigsawrl.cli_output import FAILED, INTERRUPTED, stdout_on_stderr
+from jigsawrl.cli_output import FAILED, INTERRUPTED, answer, stdout_on_stderr
 from jigsawrl.cli_runs import figure
 from jigsawrl.streams import stdout_is_a_log
 from jigsawrl.telemetry.comparison import Comparison
 from jigsawrl.telemetry.summary import cut_off_share
-from jigsawrl.telemetry.text import duration, number
+from jigsawrl.telemetry.text import duration
 
 if TYPE_CHECKING:
     from jigsawrl.config.pipelines import Mix
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 _BAR = 30
 
 
-def compare_for_real(mix: Mix, policies: Sequence[str] | None, out: Path | None, as_json: bool) -> int:
+def compare_for_real(mix: Mix, policies: Sequence[str], out: Path | None, as_json: bool) -> int:
     """The exit code."""
     from jigsawrl.runtime.compare import (
         FIGURES_FILE,
@@ -50,21 +49,15 @@ def compare_for_real(mix: Mix, policies: Sequence[str] | None, out: Path | None,
     except KeyboardInterrupt as interrupt:
         print(f"jigsaw: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    if as_json:
-        print(json.dumps(found.as_dict() | {"out": str(folder.absolute())}))
-    else:
-        console = Console()
-        console.print(RealComparisonTable(found))
-        console.print(learned(found))
-        written = f"written to {folder}: {PAGE_FILE}, {FIGURES_FILE}, and a run folder for each policy"
-        console.print(written, highlight=False, markup=False)
+    written = f"{PAGE_FILE}, {FIGURES_FILE}, and a run folder for each policy"
+    answer(as_json, found.as_dict(), [ComparisonTable(found), learned(found)], folder, written)
     return FAILED if any(run.failed for run in found.runs) else 0
 
 
 def learned(found: Comparison) -> Table:
     """What the pipelines made of their rewards under the best policy, or else the first."""
     run = next((run for run in found.runs if run.policy == found.best), found.runs[0])
-    summaries = {name: run.made.log.summaries[name] for name in run.fates if name in run.made.log.summaries}
+    summaries = {name: run.log.summaries[name] for name in run.fates if name in run.log.summaries}
     cut_off = {name: cut_off_share(summary) for name, summary in summaries.items()}
     last = ["cut off"] if any(cut_off.values()) else []
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=f"mean reward under {run.policy}")
@@ -77,36 +70,25 @@ def learned(found: Comparison) -> Table:
 
 
 @dataclass(frozen=True, slots=True)
-class RealComparisonTable:
-    """Policies side by side."""
+class ComparisonTable:
+    """Policies side by side, run for real or simulated."""
 
     comparison: Comparison
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        found = self.comparison
-        against = f"vs {found.against}"
-        table = Table(
-            box=SIMPLE_HEAD,
-            padding=(0, 1, 0, 0),
-            caption=f"{against}: tokens/s; slowdown: of a pipeline against alone, mean and worst",
-        )
-        table.add_column("policy", no_wrap=True)
-        for name in ("time", "tokens/s", against, "slowdown", "worst", "busy"):
+        found, columns = self.comparison, self.comparison.columns("x")
+        what = "throughput" if found.simulated else "tokens/s"
+        caption = f"vs {found.baseline.policy}: {what}; slowdown: of a pipeline against alone, mean and worst"
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption)
+        first, *middle, last = columns
+        table.add_column(first, no_wrap=True)
+        for name in middle:
             table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("rewards", overflow="fold")
-        for run in found.runs:
-            chosen = run.policy == found.best and len(found.runs) > 1
-            table.add_row(
-                f"{run.policy} {'*' if options.ascii_only else '★'}" if chosen else run.policy,
-                duration(run.seconds),
-                number(run.tokens_per_second),
-                f"{run.ratio:.2f}x",
-                _times(run.mean_slowdown),
-                _times(run.worst_slowdown),
-                f"{run.made.report.busy_fraction:.0%}",
-                run.rewards,
-                style="bold green" if chosen else "",
-            )
+        table.add_column(last, overflow="fold")
+        for policy, *figures in zip(*columns.values(), strict=True):
+            chosen = policy == found.best and len(found.runs) > 1
+            star = f" {'*' if options.ascii_only else '★'}" if chosen else ""
+            table.add_row(f"{policy}{star}", *figures, style="bold green" if chosen else "")
         yield table
         yield self._bars("#" if options.ascii_only else "█")
         for run in found.runs:
@@ -124,7 +106,3 @@ class RealComparisonTable:
             style = "green" if run.policy == self.comparison.best else "cyan"
             grid.add_row(f"  {run.policy}", Text(block * max(1, cells), style=style), duration(run.seconds))
         return grid
-
-
-def _times(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.2f}x"

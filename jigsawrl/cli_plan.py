@@ -102,6 +102,7 @@ def simulate(
         simulate_trace(file, overrides or [], seed, as_json, {**others, "--profile": profile, "--out": out})
         return
     scene, chosen = _scene(file, overrides, policy, workers, hardware, profile, seed)
+    from jigsawrl.cli_output import answer
     from jigsawrl.simulator.compare import alone_seconds
     from jigsawrl.simulator.compare import simulate as simulated
     from jigsawrl.simulator.outputs import (
@@ -110,6 +111,9 @@ def simulate(
         simulation_document,
         write_simulation,
     )
+    from jigsawrl.simulator.tables import FateTable, SceneTable
+    from jigsawrl.telemetry.picture import Lines
+    from jigsawrl.telemetry.report import ReportTable
 
     if out is not None:
         check_out(out, SIMULATION_FILES)
@@ -117,23 +121,10 @@ def simulate(
         say(chosen)
         run = simulated(scene, chosen, alone_seconds(scene))
     if out is not None:
-        write_simulation(run, out)
-    if as_json:
-        print(json.dumps(simulation_document(run) | ({"out": str(out.absolute())} if out else {})))
-        return
-    from rich.console import Console
-
-    from jigsawrl.simulator.tables import FateTable, SceneTable
-    from jigsawrl.telemetry.picture import bars
-    from jigsawrl.telemetry.report import ReportTable
-
-    console = Console()
-    console.print(SceneTable(scene))
-    console.print(ReportTable(run.report, f"{scene.name}: {chosen}"))
-    console.print(FateTable(run))
-    console.print(bars(run.spans, scene.workers, console.width))
-    if out is not None:
-        console.print(f"written to {out}: {', '.join(SIMULATION_FILES)}", highlight=False)
+        write_simulation(scene, run, out)
+    figures = ReportTable(run.report, f"{scene.config.name}: {chosen}")
+    parts = SceneTable(scene), figures, FateTable(run), Lines(run.log.columns)
+    answer(as_json, simulation_document(scene, run), parts, out, ", ".join(SIMULATION_FILES))
 
 
 def compare(
@@ -178,30 +169,22 @@ def compare(
         mix = load_mix(file, overrides or [], {"workers": workers, "profile": profile})
         raise typer.Exit(compare_for_real(mix, _policies(policies), out, as_json))
     scene, _ = _scene(file, overrides, None, workers, hardware, profile, seed)
+    from jigsawrl.cli_compare import ComparisonTable
+    from jigsawrl.cli_output import answer
     from jigsawrl.policies.named import POLICIES
     from jigsawrl.simulator.compare import compared
     from jigsawrl.simulator.outputs import COMPARISON_FILES, check_out, comparison_document, write_comparison
+    from jigsawrl.simulator.tables import SceneTable
 
     named = _policies(policies) or list(POLICIES)
     if out is not None:
         check_out(out, COMPARISON_FILES)
     with _progress() as say:
-        runs, serial = compared(scene, named, say)
+        found = compared(scene, named, say)
     if out is not None:
-        write_comparison(scene, runs, serial, out)
-    if as_json:
-        document = comparison_document(scene, runs, serial)
-        print(json.dumps(document | ({"out": str(out.absolute())} if out else {})))
-        return
-    from rich.console import Console
-
-    from jigsawrl.simulator.tables import ComparisonTable, SceneTable
-
-    console = Console()
-    console.print(SceneTable(scene))
-    console.print(ComparisonTable(runs, serial))
-    if out is not None:
-        console.print(f"written to {out}: {', '.join(COMPARISON_FILES)}", highlight=False)
+        write_comparison(scene, found, out)
+    parts = SceneTable(scene), ComparisonTable(found)
+    answer(as_json, comparison_document(scene, found), parts, out, ", ".join(COMPARISON_FILES))
 
 
 def fit(

@@ -14,8 +14,8 @@ from rich.table import Table
 from jigsawrl.cli_output import FAILED, INTERRUPTED
 from jigsawrl.config import text
 from jigsawrl.config.pipelines import load_mix
-from jigsawrl.telemetry.summary import counted, cut_off_share
-from jigsawrl.telemetry.text import duration, number
+from jigsawrl.telemetry.summary import cut_off_share
+from jigsawrl.telemetry.text import counted, duration, number
 
 if TYPE_CHECKING:
     from jigsawrl.runtime.launch import Ended, Outcome
@@ -54,11 +54,11 @@ def run_several(
 
 def table_of(outcome: Outcome) -> Table:
     finished = any(each.how == "finished" for each in outcome.pipelines)
-    models = f"models are in {outcome.out}/NAME/model, " if finished else ""
+    models = f"models are in {outcome.made.folder}/NAME/model, " if finished else ""
     table = Table(
         title=f"{len(outcome.pipelines)} pipelines in {duration(outcome.seconds)}",
         caption=f"{number(outcome.tokens_per_second)} tokens/s in all\n"
-        f"{models}what ran where is in {outcome.out / 'report.html'}",
+        f"{models}what ran where is in {outcome.made.page}",
     )
     for column in ("pipeline", "steps", "first reward", "last", "tokens/s", "done after", "ended"):
         table.add_column(column, justify="left" if column in ("pipeline", "ended") else "right")
@@ -93,7 +93,7 @@ def figure(value: float | None) -> str:
 
 def as_dict(outcome: Outcome) -> dict[str, object]:
     return {
-        "out": str(outcome.out.absolute()),
+        "out": str(outcome.made.folder.absolute()),
         "seconds": outcome.seconds,
         "tokens_per_second": outcome.tokens_per_second,
         "scheduler_seconds": outcome.work.seconds,

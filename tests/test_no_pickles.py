@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jigsawrl
 
-BETWEEN_PARENT_AND_CHILD = {"pipeline/actor_process.py", "runtime/channel.py"}
+BETWEEN_PARENT_AND_CHILD = {"pipeline/actor_process.py", "pipeline/calls.py", "runtime/channel.py"}
 """Pipes that nobody else can write to; the first of these says so."""
 RUN_CODE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 

@@ -15,7 +15,7 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.graph.hardware import HARDWARE
 from jigsawrl.graph.profile import load_profile
 from jigsawrl.policies.named import POLICIES
-from jigsawrl.runtime.learning import first_outlook
+from jigsawrl.runtime.first_outlook import first_outlook
 from jigsawrl.simulator.compare import alone_seconds, simulate
 from jigsawrl.simulator.from_config import Scene, scene_of
 from jigsawrl.telemetry import jsonl

@@ -9,11 +9,11 @@ import random
 
 from jigsawrl.cluster.groups import Group, How
 from jigsawrl.cluster.placing import Place, cheapest
-from jigsawrl.cluster.scheduler import Choice, Scheduler
+from jigsawrl.cluster.scheduler import Placing, Scheduler
 from jigsawrl.cluster.shapes import Standing
 
 
-def at_random(seed: int) -> Choice:
+def at_random(seed: int) -> Placing:
     """Any group with memory for it, packed or with rollout nodes of its own, or a new one: all as likely."""
     rng = random.Random(seed)
 
@@ -34,18 +34,14 @@ def most_idle(scheduler: Scheduler, standing: Standing) -> Place | None:
     """The group whose nodes idle for the largest part of the time, on its idlest ones; a new one if none is idle."""
     groups = sorted(scheduler.groups.values(), key=lambda group: (-_idle(group), group.number))
     for group in groups:
-        order = sorted(_numbers(group), key=lambda node: -group.room.rollout[node])
+        order = sorted(range(group.shape.rollout_nodes), key=lambda node: -group.room.rollout[node])
         if _idle(group) > 0 and (place := _joined(scheduler, group, standing, order, fresh=False)):
             return place
     return cheapest(scheduler.shapes, (), scheduler.nodes, standing)
 
 
 def _shuffled(group: Group, rng: random.Random) -> list[int]:
-    return rng.sample(_numbers(group), k=group.shape.rollout_nodes)
-
-
-def _numbers(group: Group) -> list[int]:
-    return list(range(group.shape.rollout_nodes))
+    return rng.sample(range(group.shape.rollout_nodes), k=group.shape.rollout_nodes)
 
 
 def _idle(group: Group) -> float:
@@ -58,7 +54,7 @@ def _joined(
 ) -> Place | None:
     """The group with this job, on its first nodes in an order or on new ones; None where memory does not hold it."""
     shape, shapes, need = group.shape, scheduler.shapes, standing.job.rollout_nodes
-    if len(shape.turns) >= shapes.largest or shape.pair not in shapes.pairs(standing.job):
+    if len(shape.turns) >= shapes.largest or not standing.job.runs_on(*shape.pair):
         return None
     more = need if fresh else max(0, need - len(order))
     if more and (shape.shared or more > scheduler.nodes.left(shape.pair[0])):
@@ -66,8 +62,8 @@ def _joined(
     nodes = (*order[: need - more], *range(shape.rollout_nodes, shape.rollout_nodes + more))
     found = shapes.judge(
         shape.pair,
-        shape.training_nodes,
         shape.rollout_nodes + more,
+        shape.training_nodes,
         [*group.standings.values(), standing],
         [*shape.places, nodes],
         forced=True,

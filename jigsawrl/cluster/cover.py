@@ -40,8 +40,7 @@ def cheaper(columns: Sequence[Column], musts: int, rows: int, below: float, step
         return None
     left = [k for k in np.argsort(reduced, kind="stable").tolist() if bound + reduced[k] < below]
     above = {k: max(0.0, float(reduced[k])) for k in left}
-    masks = {k: columns[k].mask for k in left}
-    with_row: list[list[int]] = [[k for k in left if masks[k] >> row & 1] for row in range(musts)]
+    with_row: list[list[int]] = [[k for k in left if columns[k].mask >> row & 1] for row in range(musts)]
     order = sorted(range(musts), key=lambda row: (len(with_row[row]), row))
     best: list[int] | None = None
     chosen: list[int] = []
@@ -56,10 +55,10 @@ def cheaper(columns: Sequence[Column], musts: int, rows: int, below: float, step
         for k in with_row[row]:
             if so_far + above[k] >= below or steps <= 0:
                 return
-            if not masks[k] & taken:
+            if not columns[k].mask & taken:
                 steps -= 1
                 chosen.append(k)
-                search(taken | masks[k], so_far + above[k], cost + columns[k].cost)
+                search(taken | columns[k].mask, so_far + above[k], cost + columns[k].cost)
                 chosen.pop()
 
     search(0, bound, 0.0)
@@ -99,9 +98,6 @@ def _priced(columns: Sequence[Column], musts: int, rows: int, below: float) -> t
 
 def _indices(columns: Sequence[Column], rows: int) -> NDArray[np.int64]:
     """The rows of each column; one beyond the last row fills up."""
-    widest = max([each.mask.bit_count() for each in columns])
-    index = np.full((len(columns), widest), rows, dtype=np.int64)
-    for k, each in enumerate(columns):
-        mine = [row for row in range(each.mask.bit_length()) if each.mask >> row & 1]
-        index[k, : len(mine)] = mine
-    return index
+    mine = [[row for row in range(rows) if each.mask >> row & 1] for each in columns]
+    widest = max(map(len, mine))
+    return np.array([[*each, *[rows] * (widest - len(each))] for each in mine])

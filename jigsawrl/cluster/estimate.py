@@ -11,7 +11,7 @@ import math
 import statistics
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -24,13 +24,6 @@ from jigsawrl.graph.rollout import rollout_seconds
 from jigsawrl.graph.shape import ModelShape
 from jigsawrl.simulator.from_config import nearest
 
-SIZES = (3e9, 7e9, 14e9, 32e9)
-ROLLOUT_GB = (113.4, 275.7, 445.4, 490.3)
-TRAINING_GB = (156.2, 240.0, 456.1, 520.4)
-WARM_ROLLOUT = (0.8, 0.9, 1.8, 1.7)
-WARM_TRAINING = (1.9, 4.1, 4.7, 5.9)
-COLD = (26.7, 38.8, 60.4, 81.7)
-"""Seconds, of the slower phase: both start at once."""
 ENGINE_SHARE = 0.4
 """Of a device's memory that weights take in an engine, at most; beyond that it spans two devices, then four."""
 DONE = 0.8
@@ -48,26 +41,26 @@ class Resident:
     warm_rollout: float
     warm_training: float
     cold_seconds: float
+    """Of the slower phase: both start at once."""
+
+
+MEASURED = {
+    3e9: Resident(113.4, 156.2, 0.8, 1.9, 26.7),
+    7e9: Resident(275.7, 240.0, 0.9, 4.1, 38.8),
+    14e9: Resident(445.4, 456.1, 1.8, 4.7, 60.4),
+    32e9: Resident(490.3, 520.4, 1.7, 5.9, 81.7),
+}
+"""By parameters."""
 
 
 def resident(parameters: float) -> Resident:
-    """Of a model of this size."""
-    return Resident(
-        _carried(ROLLOUT_GB, parameters),
-        _carried(TRAINING_GB, parameters),
-        _carried(WARM_ROLLOUT, parameters),
-        _carried(WARM_TRAINING, parameters),
-        _carried(COLD, parameters),
-    )
-
-
-def _carried(measured: Sequence[float], parameters: float) -> float:
-    """Straight between the measured points; in proportion to the size beyond them."""
-    if parameters <= SIZES[0]:
-        return measured[0] * parameters / SIZES[0]
-    if parameters >= SIZES[-1]:
-        return measured[-1] * parameters / SIZES[-1]
-    return float(np.interp(parameters, SIZES, measured))
+    """Of a model of this size: straight between the measured ones; in proportion to the size beyond them."""
+    sizes, measured = list(MEASURED), zip(*map(astuple, MEASURED.values()), strict=True)
+    figures = [float(np.interp(parameters, sizes, each)) for each in measured]
+    if not sizes[0] < parameters < sizes[-1]:
+        end = sizes[0] if parameters <= sizes[0] else sizes[-1]
+        figures = [each * parameters / end for each in figures]
+    return Resident(*figures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +91,18 @@ def phases(
 ) -> Phases:
     """Of this work; new weights cross the link once, in the training phase."""
     measured = nearest(work.model, work.max_tokens, list(profile.workloads.values()))
-    costs = profile.costs(measured.name, pool.kind).of(work.model)
+    costs = measured.costs.on(pool.kind).of(work.model)
     engine = tp(work.model, pool)
     engines = max(1, rollout_nodes * pool.gpus // engine)
     gpus = training_nodes * pool.gpus
     sync = work.model.weight_bytes / link_bandwidth
     rng = np.random.default_rng(zlib.crc32(f"{work.model.name} {work.max_tokens} {work.sequences}".encode()))
-    rollouts, trainings, tails = [], [], []
-    for _ in range(DRAWS):
-        lengths = prior_lengths(work.max_tokens, rng.random(work.sequences))
-        mine = lengths[::engines]
-        rollouts.append(_rollout(costs, work, mine, engine))
-        tails.append(
-            1 - _rollout(costs, work, np.minimum(mine, np.quantile(mine, DONE)), engine) / rollouts[-1]
-        )
-        trainings.append(_training(costs, work, lengths, gpus) + sync)
+    draws = [prior_lengths(work.max_tokens, rng.random(work.sequences)) for _ in range(DRAWS)]
+    trainings = [_training(costs, work, lengths, gpus) + sync for lengths in draws]
+    mine = [lengths[::engines] for lengths in draws]
+    rollouts = [_rollout(costs, work, each, engine) for each in mine]
+    until_done = [_rollout(costs, work, np.minimum(each, np.quantile(each, DONE)), engine) for each in mine]
+    tails = [1 - part / whole for part, whole in zip(until_done, rollouts, strict=True)]
     limit = np.full(work.sequences, float(work.max_tokens))
     worst = _rollout(costs, work, limit[::engines], engine), _training(costs, work, limit, gpus) + sync
     return Phases(_duration(rollouts, worst[0]), _duration(trainings, worst[1]), statistics.median(tails))
@@ -127,16 +117,17 @@ def tp(model: ModelShape, pool: Pool) -> int:
 def _rollout(costs: Costs, work: Work, lengths: np.ndarray, tp: int) -> float:
     """The engine that has these sequences; all engines have about the same."""
     waits = work.tool_seconds if work.turns > 1 else 0.0
-    return rollout_seconds(
-        costs, lengths, work.prompt_tokens, tp, work.turns, waits, max_tokens=work.max_tokens
-    )
+    return rollout_seconds(costs, lengths, work.prompt_tokens, tp, work.max_tokens, work.turns, waits)
 
 
 def _training(costs: Costs, work: Work, lengths: np.ndarray, gpus: int) -> float:
     tokens = float(lengths.sum()) + work.sequences * work.prompt_tokens
     mean = tokens / work.sequences
-    passes = costs.logprob_seconds(tokens, mean, gpus) + costs.grad_seconds(tokens, mean, gpus)
-    return passes + costs.optim_seconds(gpus)
+    return (
+        costs.token_pass_seconds("logprob", tokens, mean, gpus)
+        + costs.token_pass_seconds("grad", tokens, mean, gpus)
+        + costs.optim_seconds(gpus)
+    )
 
 
 def _duration(seconds: Sequence[float], worst: float) -> Duration:

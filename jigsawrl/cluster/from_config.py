@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jigsawrl.cluster.estimate import Phases, Work, phases, resident, tp
 from jigsawrl.cluster.jobs import Duration, Job
-from jigsawrl.cluster.pools import Cluster, Pool
+from jigsawrl.cluster.pools import Cluster, Pair, Pool
 from jigsawrl.cluster.shapes import Shapes, widths
 from jigsawrl.cluster.simulation import Failure
 from jigsawrl.config.cluster import ClusterConfig, FailureConfig, JobConfig, JobsConfig
@@ -173,22 +173,17 @@ def _durations(
     if entry.model is not None:
         pools = [pool for pool in pools if pool.name in estimates]
     typical: float | None = getattr(entry, phase)
-    if typical is None:
-        return {pool.name: _spread(getattr(estimates[pool.name], phase), entry) for pool in pools}
+    worst: float | None = getattr(entry, f"{phase}_worst")
     found = {}
     for pool in pools:
-        factor = _slower(phase, pools[0].kind, pool.kind)
-        estimate: Duration | None = getattr(estimates[pool.name], phase) if estimates else None
-        worst: float | None = getattr(entry, f"{phase}_worst")
-        if worst is None:
-            worst = typical if estimate is None else typical * estimate.worst / estimate.typical
-        spread = estimate.spread if estimate is not None else 0.0
-        found[pool.name] = _spread(Duration(typical * factor, worst * factor, spread), entry)
+        duration: Duration = getattr(estimates[pool.name], phase) if estimates else Duration.fixed(1.0)
+        if typical is not None:
+            most = typical * duration.worst / duration.typical if worst is None else worst
+            slower = _slower(phase, pools[0].kind, pool.kind)
+            duration = Duration(typical, most, duration.spread).scaled(slower)
+        spread = duration.spread if entry.spread is None else entry.spread
+        found[pool.name] = replace(duration, spread=spread)
     return found
-
-
-def _spread(duration: Duration, entry: JobConfig) -> Duration:
-    return duration if entry.spread is None else Duration(duration.typical, duration.worst, entry.spread)
 
 
 def _slower(phase: str, measured: Hardware, target: Hardware) -> float:
@@ -201,29 +196,26 @@ def _slower(phase: str, measured: Hardware, target: Hardware) -> float:
 def misfit(job: Job, cluster: Cluster) -> str | None:
     """Why a job could not run even if it had the whole cluster; None where it could."""
     shapes = Shapes(cluster, 1.0, 1)
-    pairs = shapes.pairs(job)
-    if not pairs:
+    reasons = [_misfit(job, shapes, pair) for pair in shapes.pairs(job)]
+    if not reasons:
         return (
             "no pool's devices hold its model; give it more training_nodes, or use devices with more memory"
         )
-    few = []
-    for pair in pairs:
-        rollout, training = widths(job, pair)
-        wanted = {pair[0]: rollout, pair[1]: training}
-        short = [
-            f"it needs {count} nodes of {pool}, which has {cluster.pools[pool].nodes}"
-            for pool, count in wanted.items()
-            if (cluster.pools[pool].nodes or count) < count
-        ]
-        if short:
-            few.append(short[0])
-        elif not shapes.holds(pair, training, [job], [tuple(range(job.rollout_nodes))]):
-            both = job.training_gb * job.training_nodes / training, job.rollout_gb
-            have = cluster.pools[pair[1]].host_gb, cluster.pools[pair[0]].host_gb
-            few.append(
-                f"it keeps {both[1]:,.0f} GB on each rollout node and {both[0]:,.0f} GB on each training node; "
-                f"host memory is {have[1]:,.0f} GB on {pair[0]} and {have[0]:,.0f} GB on {pair[1]}"
-            )
-        else:
-            return None
-    return few[0]
+    return None if None in reasons else reasons[0]
+
+
+def _misfit(job: Job, shapes: Shapes, pair: Pair) -> str | None:
+    """Why it could not run there."""
+    rollout, training = widths(job, pair)
+    pools = shapes.cluster.pools
+    for pool, count in {pair[0]: rollout, pair[1]: training}.items():
+        if pools[pool].limit < count:
+            return f"it needs {count} nodes of {pool}, which has {pools[pool].nodes}"
+    if shapes.holds(pair, training, [job], [tuple(range(job.rollout_nodes))]):
+        return None
+    training_gb = job.training_gb * job.training_nodes / training
+    return (
+        f"it keeps {job.rollout_gb:,.0f} GB on each rollout node and {training_gb:,.0f} GB on each training node; "
+        f"host memory is {pools[pair[0]].host_gb:,.0f} GB on {pair[0]} and {pools[pair[1]].host_gb:,.0f} GB on "
+        f"{pair[1]}"
+    )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jigsawrl.cluster.permits import Nodes
-from jigsawrl.cluster.pools import Cluster
+from jigsawrl.cluster.pools import Cluster, Nodes
 from jigsawrl.cluster.shapes import Shape, Standing
 
+Names = frozenset[str]
 How = Literal["packed", "scaled", "new group", "waits", "moved", "preempted"]
 
 
@@ -29,7 +31,7 @@ class Room:
         return self.training + sum(self.rollout)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Group:
     """Jobs, and the nodes they are pinned to."""
 
@@ -41,14 +43,14 @@ class Group:
     training_nodes: tuple[str, ...]
     room: Room = field(default_factory=lambda: Room(0.0, (), 0.0, ()))
 
-    def nodes_of(self, name: str) -> tuple[Nodes, Nodes]:
+    def nodes_of(self, name: str) -> tuple[Names, Names]:
         """A job's rollout and training nodes."""
-        places = zip(self.shape.turns, self.shape.places, strict=True)
-        nodes = next(nodes for turn, nodes in places if turn.name == name)
-        return frozenset(self.rollout_nodes[node] for node in nodes), frozenset(self.training_nodes)
+        nodes = self.shape.seats[name]
+        return frozenset([self.rollout_nodes[node] for node in nodes]), frozenset(self.training_nodes)
 
-    def seats(self) -> dict[str, tuple[Nodes, Nodes]]:
-        return {turn.name: self.nodes_of(turn.name) for turn in self.shape.turns}
+    def seats(self) -> dict[str, tuple[Names, Names]]:
+        """The rollout and training nodes of each job."""
+        return {name: self.nodes_of(name) for name in self.standings}
 
     def measure(self, cluster: Cluster) -> None:
         """Finds out what room there is."""
@@ -71,16 +73,33 @@ class Group:
         )
 
 
+def roomiest(groups: Iterable[Group], count: int) -> list[Group]:
+    """Those whose nodes have most time left."""
+    return heapq.nsmallest(count, groups, key=lambda group: (-group.room.total, group.number))
+
+
+def total_nodes(shapes: Iterable[Shape]) -> Counter[str]:
+    """How many nodes of each pool they take."""
+    total: Counter[str] = Counter()
+    for shape in shapes:
+        total.update(shape.nodes)
+    return total
+
+
+def affordable(nodes: Nodes, groups: Iterable[Group], shapes: Iterable[Shape]) -> bool:
+    """Whether there are nodes for these shapes; those that the groups have are theirs to use."""
+    more = total_nodes(shapes) - total_nodes(group.shape for group in groups)
+    return all(nodes.left(pool) >= count for pool, count in more.items())
+
+
 def named(group: Group, shape: Shape) -> list[str | None]:
     """Which of the group's rollout nodes each one of a shape is: those its jobs have; None: any other."""
-    had = {name: sorted(group.nodes_of(name)[0]) for name in group.standings}
+    had = {job: sorted(rollout) for job, (rollout, _) in group.seats().items()}
     names: list[str | None] = [None] * shape.rollout_nodes
-    taken: set[str] = set()
-    for turn, nodes in zip(shape.turns, shape.places, strict=True):
-        mine = [name for name in had.get(turn.name, ()) if name not in taken]
+    for job, nodes in shape.seats.items():
+        mine = [name for name in had.get(job, ()) if name not in names]
         for node in nodes:
             if names[node] is None and mine:
-                taken.add(mine[0])
                 names[node] = mine.pop(0)
     return names
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from statistics import NormalDist
 
 
@@ -26,7 +25,7 @@ class Duration:
 
     def at(self, level: float) -> float:
         """The quantile at this level; 1 is the worst."""
-        return self.worst if level >= 1 else self.drawn(_deviate(level))
+        return self.worst if level >= 1 else self.drawn(NormalDist().inv_cdf(max(level, 1e-9)))
 
     def drawn(self, deviate: float) -> float:
         """For one draw of the standard normal."""
@@ -38,11 +37,6 @@ class Duration:
     def grown(self, factor: float) -> Duration:
         """Typically so much longer; the token limit stays where it is."""
         return replace(self, typical=min(self.worst, self.typical * factor))
-
-
-@lru_cache(maxsize=64)
-def _deviate(level: float) -> float:
-    return NormalDist().inv_cdf(max(level, 1e-9))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +72,10 @@ class Job:
     """The part of a rollout in which less than a fifth of its responses is still going."""
     drift: float = 0.0
     """By which part its phases are longer in the end than in the beginning, as its answers grow (or shrink)."""
+
+    def runs_on(self, rollout_pool: str, training_pool: str) -> bool:
+        """Whether its phases can run there."""
+        return rollout_pool in self.rollout and training_pool in self.training
 
     def durations(self, rollout_pool: str, training_pool: str, nodes: int) -> tuple[Duration, Duration]:
         """Of its phases there, with training spread over so many nodes."""

@@ -7,15 +7,15 @@ just kept their promises, some node would be busy for more than all of the time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
+from typing import NamedTuple
 
-from jigsawrl.cluster.groups import Group, How
-from jigsawrl.cluster.nodes import Nodes
-from jigsawrl.cluster.pools import Pair
-from jigsawrl.cluster.rounds import SLACK, Turn
+from jigsawrl.cluster.groups import Group, How, affordable
+from jigsawrl.cluster.pools import Nodes
 from jigsawrl.cluster.shapes import Shape, Shapes, Standing
+from jigsawrl.phases.rounds import SLACK
 
 TRIED = 6
 """Choices among a group's nodes that are judged."""
@@ -34,13 +34,15 @@ class Place:
     passed_over: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Candidate(NamedTuple):
+    """A group that may take the job; those that come first are tried first."""
+
     added: float
     leftover: float
     """Part of the time that the group's nodes would still be free; the fullest is tried first."""
+    number: int
     group: Group
-    fitting: tuple[int, ...]
+    fitting: Sequence[int]
     """Its rollout nodes with room, the fullest first."""
     fresh: int
     """Rollout nodes to add."""
@@ -51,13 +53,19 @@ def cheapest(
 ) -> Place | None:
     """The place that adds least to the cost (and in which the job takes at most `within` times as long)."""
     passed: Counter[str] = Counter()
-    alone = _alone(shapes, nodes, standing)
+    alone = next((shape for shape in shapes.isolated(standing) if affordable(nodes, (), [shape])), None)
     most = alone.price if alone else float("inf")
     best = Place(None, alone, alone.price, "new group", passed) if alone else None
     least = alone.cost if alone else float("inf")
     worth = 0.0 if shapes.surely else shapes.worth(standing)
-    found = sorted(_candidates(shapes, groups, nodes, standing, most, passed), key=_order)
-    for candidate in found if shapes.surely else found[:JUDGED]:
+    candidates: list[_Candidate] = []
+    for group in groups:
+        found = _candidates(shapes, group, nodes, standing, most)
+        if isinstance(found, str):
+            passed[found] += 1
+        else:
+            candidates += found
+    for candidate in sorted(candidates)[: None if shapes.surely else JUDGED]:
         if candidate.added - worth >= least:
             break
         shape = _joined(shapes, candidate, standing)
@@ -69,88 +77,49 @@ def cheapest(
     return best
 
 
-def _order(candidate: _Candidate) -> tuple[float, float, int]:
-    return candidate.added, candidate.leftover, candidate.group.number
-
-
-def _alone(shapes: Shapes, nodes: Nodes, standing: Standing) -> Shape | None:
-    for shape in shapes.isolated(standing):
-        wanted = {shape.pair[0]: shape.rollout_nodes, shape.pair[1]: shape.training_nodes}
-        if all(nodes.left(pool) >= count for pool, count in wanted.items()):
-            return shape
-    return None
-
-
 def _candidates(
-    shapes: Shapes,
-    groups: Iterable[Group],
-    nodes: Nodes,
-    standing: Standing,
-    most: float,
-    passed: Counter[str],
-) -> list[_Candidate]:
-    job = standing.job
-    turns: dict[tuple[Pair, int], Turn] = {}
-    possible = set(shapes.pairs(job))
-    found = []
-    for group in groups:
-        shape, room = group.shape, group.room
-        if len(shape.turns) >= shapes.largest:
-            passed["full"] += 1
-            continue
-        if shape.pair not in possible:
-            passed["pool"] += 1
-            continue
-        key = shape.pair, shape.training_nodes
-        turn = turns.get(key)
-        if turn is None:
-            turn = turns[key] = shapes.turn(standing, *key, True)
-        training, rollout = turn.training / turn.limit, turn.hold / turn.limit
-        if training > room.training + SLACK:
-            passed["busy"] += 1
-            continue
-        held = job.training_gb * job.training_nodes / shape.training_nodes
-        if held > room.training_gb:
-            passed["memory"] += 1
-            continue
-        both = (training, held) if shape.shared else (0.0, 0.0)
-        fitting = tuple(
-            sorted(
-                (
-                    node
-                    for node, free in enumerate(room.rollout)
-                    if rollout + both[0] <= free + SLACK and job.rollout_gb + both[1] <= room.rollout_gb[node]
-                ),
-                key=lambda node: room.rollout[node],
-            )
-        )
-        price = shapes.cluster.pools[shape.pair[0]].price
-        left = nodes.left(shape.pair[0])
-        fresh = max(0, job.rollout_nodes - len(fitting))
-        if shape.shared and fresh:
-            passed["busy"] += 1
-            continue
-        for more in range(fresh, 1 if shape.shared else job.rollout_nodes + 1):
-            if more <= left and more * price < most:
-                leftover = room.training - training + more
-                found.append(_Candidate(more * price, leftover, group, fitting, more))
-    return found
+    shapes: Shapes, group: Group, nodes: Nodes, standing: Standing, most: float
+) -> list[_Candidate] | str:
+    """The group with more and more rollout nodes, for less than `most`; or why it cannot take the job."""
+    job, shape, room = standing.job, group.shape, group.room
+    if len(shape.turns) >= shapes.largest:
+        return "full"
+    if not job.runs_on(*shape.pair):
+        return "pool"
+    turn = shapes.turn(standing, shape.pair, shape.training_nodes, True)
+    training, rollout = turn.training / turn.limit, turn.hold / turn.limit
+    if training > room.training + SLACK:
+        return "busy"
+    held = job.training_gb * job.training_nodes / shape.training_nodes
+    if held > room.training_gb:
+        return "memory"
+    both = (training, held) if shape.shared else (0.0, 0.0)
+    fitting = [
+        node
+        for node, free in enumerate(room.rollout)
+        if rollout + both[0] <= free + SLACK and job.rollout_gb + both[1] <= room.rollout_gb[node]
+    ]
+    fresh = max(0, job.rollout_nodes - len(fitting))
+    if shape.shared and fresh:
+        return "busy"
+    fitting.sort(key=room.rollout.__getitem__)
+    price, left = shapes.cluster.pools[shape.pair[0]].price, nodes.left(shape.pair[0])
+    return [
+        _Candidate(more * price, room.training - training + more, group.number, group, fitting, more)
+        for more in range(fresh, 1 if shape.shared else job.rollout_nodes + 1)
+        if more <= left and more * price < most
+    ]
 
 
 def _joined(shapes: Shapes, candidate: _Candidate, standing: Standing) -> Shape | None:
     """The first of its node choices in which all promises are kept."""
     group, shape = candidate.group, candidate.group.shape
-    new = tuple(range(shape.rollout_nodes, shape.rollout_nodes + candidate.fresh))
-    members = list(group.standings.values())
-    wanted = standing.job.rollout_nodes - candidate.fresh
-    for old in islice(combinations(candidate.fitting, wanted), TRIED):
-        found = shapes.judge(
-            shape.pair,
-            shape.training_nodes,
-            shape.rollout_nodes + candidate.fresh,
-            [*members, standing],
-            [*shape.places, (*old, *new)],
-        )
-        if found is not None:
-            return found
-    return None
+    count = shape.rollout_nodes + candidate.fresh
+    new = tuple(range(shape.rollout_nodes, count))
+    members = [*group.standings.values(), standing]
+    chosen = combinations(candidate.fitting, standing.job.rollout_nodes - candidate.fresh)
+    judged = (
+        shapes.judge(shape.pair, count, shape.training_nodes, members, [*shape.places, (*old, *new)])
+        for old in islice(chosen, TRIED)
+    )
+    return next(filter(None, judged), None)

@@ -9,9 +9,11 @@ from typing import Any
 
 from jigsawrl.cluster.from_config import Scene
 from jigsawrl.cluster.groups import Decision, Group, How
-from jigsawrl.cluster.rounds import unsaturated
+from jigsawrl.cluster.jobs import Job
 from jigsawrl.cluster.scheduler import Scheduler
+from jigsawrl.cluster.shapes import Shapes, widths
 from jigsawrl.cluster.simulation import Outcome
+from jigsawrl.phases.rounds import unsaturated
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +27,6 @@ class Plan:
     """Dollars an hour with every job that has a place on nodes of its own, if there were as many."""
     too_late: Mapping[str, float]
     """Hours that those take alone who cannot be done by their deadline."""
-
-    @property
-    def price(self) -> float:
-        return self.scheduler.price
 
     def as_dict(self) -> dict[str, Any]:
         groups = [
@@ -62,7 +60,7 @@ class Plan:
         return {
             "cluster": self.scene.config.name,
             "quantile": self.scene.config.quantile,
-            "dollars_per_hour": round(self.price, 4),
+            "dollars_per_hour": round(self.scheduler.price, 4),
             "alone_dollars_per_hour": round(self.alone, 4),
             "groups": groups,
             "jobs": jobs,
@@ -85,7 +83,7 @@ def plan(scene: Scene) -> Plan:
         for decision in scheduler.arrive(job, allowed):
             decisions[decision.job] = decision
     shapes = scheduler.shapes
-    alone = {job.name: next(shapes.isolated(shapes.standing(job))).price for job in scene.jobs}
+    alone = {job.name: _price_alone(shapes, job) for job in scene.jobs}
     for group in scheduler.groups.values():
         for name in group.standings:
             placed = decisions[name]
@@ -100,6 +98,14 @@ def plan(scene: Scene) -> Plan:
     hours = {job.name: job.steps * shapes.standing(job).alone / 3600 for job in scene.jobs}
     late = {job.name: hours[job.name] for job in scene.jobs if hours[job.name] > (job.deadline or math.inf)}
     return Plan(scene, scheduler, decisions, placed_alone, late)
+
+
+def _price_alone(shapes: Shapes, job: Job) -> float:
+    """Dollars an hour of its cheapest group of its own; where none keeps its promise, of the place where a step costs
+    least."""
+    standing = shapes.standing(job)
+    alone = next(shapes.isolated(standing), None)
+    return alone.price if alone else shapes.price(standing.pair, *widths(job, standing.pair))
 
 
 def _as_it_ends(decision: Decision, group: Group, alone: float) -> Decision:

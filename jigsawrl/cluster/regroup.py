@@ -6,36 +6,43 @@ part of the nodes idles meanwhile; a job whose promise leaves no time for that d
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 
-from jigsawrl.cluster.groups import Group, named
-from jigsawrl.cluster.nodes import Nodes
-from jigsawrl.cluster.shapes import KEPT, Shape, Shapes, Standing, widths
+from jigsawrl.cluster.groups import Group, affordable, named, roomiest
+from jigsawrl.cluster.pools import Nodes
+from jigsawrl.cluster.shapes import Shape, Shapes, Standing, widths
 
-NEAR = {1: (24, 9), 2: (12, 9)}
-"""Other groups that are taken together: of how many, those with most room first, and with how many jobs at most, for
-all their partitions to be looked at."""
+NEAR = {0: 0, 1: 24, 2: 12}
+"""Of how many groups with most room how many are taken together with one: {how many: of how many}."""
+MOST_JOBS = 9
+"""Of groups taken together, for all their partitions to be looked at."""
 EFFORT, EFFORT_OF_FEW = 450, 20_000
-"""For one decision; and for all jobs at once so many over the number of jobs, for of few much can be looked at."""
+"""What may be looked at for one decision: partitions, and sets of jobs that were not judged before. For all jobs at
+once so many sets over the number of jobs, for of few much can be looked at."""
 HORIZON = 12.0
 """Hours that are looked ahead, at most: by then others have come and gone."""
+
+
+Choice = tuple[Shape, Group | None]
+"""A new shape and the group that takes it; None: a new group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Regrouping:
     """New shapes for the jobs of some groups."""
 
-    groups: tuple[int, ...]
-    jobs: tuple[str, ...]
-    shapes: tuple[Shape, ...]
-    kept: tuple[int | None, ...]
-    """The group that becomes each shape; None: a new one."""
-    saved: float
-    """Dollars an hour."""
+    groups: Sequence[Group]
+    choices: Sequence[Choice]
+
+    @property
+    def saved(self) -> float:
+        """Dollars an hour less than before; it says so only until the groups have changed."""
+        before = sum([group.shape.price for group in self.groups])
+        return before - sum([shape.price for shape, _ in self.choices])
 
 
 def moving_seconds(standing: Standing) -> float:
@@ -43,59 +50,32 @@ def moving_seconds(standing: Standing) -> float:
     return 2 * standing.alone + standing.job.cold_seconds
 
 
-@dataclass(slots=True)
-class Effort:
-    """What may still be looked at for one decision: partitions, and sets of jobs that were not judged before."""
-
-    left: int
-
-    @staticmethod
-    def together(jobs: int) -> Effort:
-        """For all of them at once."""
-        return Effort(EFFORT_OF_FEW // max(1, jobs))
-
-
 def better(
-    shapes: Shapes, groups: Mapping[int, Group], nodes: Nodes, group: Group, effort: Effort
+    shapes: Shapes, groups: Mapping[int, Group], nodes: Nodes, group: Group, until: int
 ) -> Regrouping | None:
-    """The regrouping of this group with others that gains most; None where none pays."""
-    others = heapq.nsmallest(
-        NEAR[1][0],
-        (each for each in groups.values() if each is not group),
-        key=lambda each: (-each.room.total, each.number),
-    )
+    """The regrouping of this group with others that gains most; None where none pays.
+
+    It goes on looking as long as `shapes.looked` is less than `until`.
+    """
+    others = roomiest((each for each in groups.values() if each is not group), max(NEAR.values()))
     best: tuple[float, Regrouping] | None = None
-    for some in _sets(group, others):
-        if effort.left <= 0:
+    sets = ((group, *some) for more, closest in NEAR.items() for some in combinations(others[:closest], more))
+    for some in sets:
+        if shapes.looked >= until:
             break
-        if least_price(shapes, some) - _worth(shapes, some) >= _cost(some) - 1e-9:
+        standings = [each for one in some for each in one.standings.values()]
+        worth = 0.0 if shapes.surely else sum([shapes.worth(each) for each in standings])
+        if len(standings) > MOST_JOBS or least_price(shapes, some) - worth >= _cost(some) - 1e-9:
             continue
-        before = shapes.judged
+        shapes.looked += 1
         found = _regrouped(shapes, nodes, some)
-        effort.left -= 1 + shapes.judged - before
         if found is not None and (best is None or found[0] > best[0]):
             best = found
     return best[1] if best else None
 
 
-def _sets(group: Group, others: Sequence[Group]) -> Iterator[tuple[Group, ...]]:
-    """The group alone, with one other, with two others; never too many jobs."""
-    yield (group,)
-    for more, (closest, most_jobs) in NEAR.items():
-        for some in combinations(others[:closest], more):
-            if len(group.standings) + sum([len(each.standings) for each in some]) <= most_jobs:
-                yield (group, *some)
-
-
-def _cost(groups: Iterable[Group]) -> float:
+def _cost(groups: Sequence[Group]) -> float:
     return sum([each.shape.cost for each in groups])
-
-
-def _worth(shapes: Shapes, groups: Iterable[Group]) -> float:
-    """Of all that is done in an hour, if nobody waits; 0 where costs are prices."""
-    if shapes.surely:
-        return 0.0
-    return sum([shapes.worth(each) for group in groups for each in group.standings.values()])
 
 
 def least_price(shapes: Shapes, groups: Sequence[Group]) -> float:
@@ -114,43 +94,38 @@ def least_price(shapes: Shapes, groups: Sequence[Group]) -> float:
 
 
 def possible_groups(
-    shapes: Shapes, standings: Sequence[Standing], most: float = math.inf, effort: Effort | None = None
+    shapes: Shapes, standings: Sequence[Standing], most: float = math.inf, effort: float = math.inf
 ) -> dict[int, Shape]:
     """Every set of these jobs that can be a group, as bits, with its cheapest shape.
 
-    Given up beyond so many sets, or when the effort is spent: what was found until then, smaller sets first.
+    Given up beyond so many sets, or when so many that were not known were judged: what was found until then, smaller
+    sets first.
 
     What is not possible is not possible with more jobs either, so sets grow from possible ones; unless who comes
     trains on more nodes than all others, on which everyone's training takes less.
     """
-    found: dict[int, Shape] = {}
     wide = [[widths(each.job, pair)[1] for pair in shapes.cluster.pairs] for each in standings]
-    for k, standing in enumerate(standings):
-        shape = shapes.best([standing])
-        if shape is not None:
-            found[1 << k] = shape
     alike = all(each == wide[0] for each in wide)
+    alone = {1 << k: shapes.best([each]) for k, each in enumerate(standings)}
+    found = {mask: shape for mask, shape in alone.items() if shape is not None}
+    until = shapes.looked + effort
     grown = list(found)
     while grown and len(found) <= most:
-        tried = set()
-        larger = []
-        for mask in grown:
-            for k in range(mask.bit_length() if alike else 0, len(standings)):
-                more = mask | 1 << k
-                if more == mask or more in tried:
-                    continue
-                tried.add(more)
-                if _may_be(more, found, wide):
-                    before = shapes.judged
-                    shape = shapes.best([each for i, each in enumerate(standings) if more >> i & 1])
-                    if shape is not None:
-                        found[more] = shape
-                        larger.append(more)
-                    if effort is not None:
-                        effort.left -= shapes.judged - before
-                        if effort.left <= 0:
-                            return found
-        grown = larger
+        larger = dict.fromkeys(
+            mask | 1 << k
+            for mask in grown
+            for k in range(mask.bit_length() if alike else 0, len(standings))
+            if not mask >> k & 1
+        )
+        grown = []
+        for mask in larger:
+            if _may_be(mask, found, wide):
+                shape = shapes.best([each for k, each in enumerate(standings) if mask >> k & 1])
+                if shape is not None:
+                    found[mask] = shape
+                    grown.append(mask)
+                if shapes.looked >= until:
+                    return found
     return found
 
 
@@ -170,12 +145,8 @@ def _may_be(mask: int, found: Mapping[int, Shape], wide: Sequence[Sequence[int]]
 
 def cheapest_partition(shapes: Shapes, standings: Sequence[Standing]) -> tuple[float, list[Shape]] | None:
     """Of a few jobs into groups; None where someone cannot be in any. Asked again, it answers from memory."""
-    key = tuple(sorted([each.version for each in standings]))
-    if key not in shapes.partitions:
-        if len(shapes.partitions) >= KEPT:
-            shapes.partitions.clear()
-        shapes.partitions[key] = _partition(shapes, standings)
-    return shapes.partitions[key]
+    versions = sorted([each.version for each in standings])
+    return shapes.partitions.answer(tuple(versions), lambda: _partition(shapes, standings))
 
 
 def _partition(shapes: Shapes, standings: Sequence[Standing]) -> tuple[float, list[Shape]] | None:
@@ -183,29 +154,22 @@ def _partition(shapes: Shapes, standings: Sequence[Standing]) -> tuple[float, li
     parts: list[list[tuple[int, float]]] = [[] for _ in standings]
     for mask, shape in found.items():
         parts[(mask & -mask).bit_length() - 1].append((mask, shape.cost))
-    kept: dict[int, tuple[float, int]] = {0: (0.0, 0)}
 
-    def price(left: int) -> float:
-        if left not in kept:
-            best, chosen = math.inf, 0
-            for mask, part in parts[(left & -left).bit_length() - 1]:
-                if mask & ~left == 0:
-                    whole = part + price(left ^ mask)
-                    if whole < best - 1e-9:
-                        best, chosen = whole, mask
-            kept[left] = best, chosen
-        return kept[left][0]
+    @cache
+    def best(left: int) -> tuple[float, tuple[int, ...]]:
+        """The cost of these jobs in groups, and the groups."""
+        if not left:
+            return 0.0, ()
+        least: tuple[float, tuple[int, ...]] = (math.inf, ())
+        for mask, cost in parts[(left & -left).bit_length() - 1]:
+            if mask & ~left == 0:
+                rest, others = best(left ^ mask)
+                if cost + rest < least[0] - 1e-9:
+                    least = cost + rest, (mask, *others)
+        return least
 
-    left = (1 << len(standings)) - 1
-    total = price(left)
-    if math.isinf(total):
-        return None
-    chosen = []
-    while left:
-        mask = kept[left][1]
-        chosen.append(found[mask])
-        left ^= mask
-    return total, chosen
+    total, chosen = best((1 << len(standings)) - 1)
+    return None if math.isinf(total) else (total, [found[mask] for mask in chosen])
 
 
 def _regrouped(shapes: Shapes, nodes: Nodes, groups: Sequence[Group]) -> tuple[float, Regrouping] | None:
@@ -213,26 +177,16 @@ def _regrouped(shapes: Shapes, nodes: Nodes, groups: Sequence[Group]) -> tuple[f
     found = cheapest_partition(shapes, list(standings.values()))
     if found is None or found[0] >= _cost(groups) - 1e-9 or not affordable(nodes, groups, found[1]):
         return None
-    parts = found[1]
-    kept = _kept(groups, parts)
-    by_number = {group.number: group for group in groups}
+    choices = _kept(groups, found[1])
     gain = sum(bill(shapes, group.shape, standings) for group in groups)
-    for shape, number in zip(parts, kept, strict=True):
+    for shape, keeper in choices:
         gain -= bill(shapes, shape, standings)
-        there = stays(by_number[number], shape) if number is not None else set()
-        for turn in shape.turns:
-            if turn.name in there:
-                continue
-            standing = standings[turn.name]
-            lost = moving_seconds(standing)
-            if max(1.0, shape.slowdown(turn.name)) > standing.bound_after(lost):
+        for name in movers(keeper, shape):
+            lost = moving_seconds(standings[name])
+            if max(1.0, shape.slowdown(name)) > standings[name].bound_after(lost):
                 return None  # at least alone it keeps its promise, whatever becomes of the group
             gain -= lost / 3600 * shape.price / len(shape.turns)
-    if gain <= 0:
-        return None
-    numbers = tuple(group.number for group in groups)
-    saved = sum(group.shape.price for group in groups) - sum(shape.price for shape in parts)
-    return gain, Regrouping(numbers, tuple(standings), tuple(parts), tuple(kept), saved)
+    return (gain, Regrouping(groups, choices)) if gain > 0 else None
 
 
 def bill(shapes: Shapes, shape: Shape, standings: Mapping[str, Standing]) -> float:
@@ -244,56 +198,40 @@ def bill(shapes: Shapes, shape: Shape, standings: Mapping[str, Standing]) -> flo
     left = {turn.name: standings[turn.name].left / 3600 for turn in shape.turns}
     dollars, hours = 0.0, HORIZON
     while True:
-        pace = {t.name: s / t.alone for t, s in zip(shape.turns, shape.verdict.seconds, strict=True)}
+        pace = shape.slowdowns
         span = min(hours, min(left[name] * pace[name] for name in left))
         dollars += shape.price * span
         hours -= span
-        left = {name: each - span / pace[name] for name, each in left.items()}
-        ended = {name for name, each in left.items() if each <= 1e-6}
-        left = {name: each for name, each in left.items() if name not in ended}
+        after = {name: each - span / pace[name] for name, each in left.items()}
+        left = {name: each for name, each in after.items() if each > 1e-6}
         if not left or hours <= 0:
             rest = {} if shapes.surely else left
             return dollars + sum(shapes.worth(standings[name]) * each for name, each in rest.items())
-        fewer = shapes.without(shape, standings, ended, forced=True)
+        fewer = shapes.without(shape, standings, after.keys() - left.keys(), forced=True)
         assert fewer is not None
         shape = fewer
 
 
-def affordable(nodes: Nodes, groups: Sequence[Group], parts: Sequence[Shape]) -> bool:
-    """Whether there are as many nodes; those that the groups have are theirs to use."""
-    more: dict[str, int] = {}
-    for sign, some in ((1, parts), (-1, [group.shape for group in groups])):
-        for shape in some:
-            more[shape.pair[1]] = more.get(shape.pair[1], 0) + sign * shape.training_nodes
-            if not shape.shared:
-                more[shape.pair[0]] = more.get(shape.pair[0], 0) + sign * shape.rollout_nodes
-    return all(count <= nodes.left(pool) for pool, count in more.items())
-
-
-def _kept(groups: Sequence[Group], parts: Sequence[Shape]) -> list[int | None]:
+def _kept(groups: Sequence[Group], parts: Sequence[Shape]) -> list[Choice]:
     """Each new shape goes to the group of which it has most, if that one is in the same pools and still free."""
-    kept: list[int | None] = [None] * len(parts)
+    kept: dict[int, Group] = {}
     common = [
-        (len({turn.name for turn in part.turns} & set(group.standings)), -place, group.number)
+        (len(part.seats.keys() & group.standings.keys()), -place, group.number, group)
         for place, part in enumerate(parts)
         for group in groups
         if part.pair == group.shape.pair
     ]
-    for count, place, number in sorted(common, reverse=True):
-        if count and kept[-place] is None and number not in kept:
-            kept[-place] = number
-    return kept
+    for count, place, _, group in sorted(common, reverse=True):
+        if count and -place not in kept and group not in kept.values():
+            kept[-place] = group
+    return [(part, kept.get(place)) for place, part in enumerate(parts)]
 
 
-def stays(group: Group, shape: Shape) -> set[str]:
-    """Jobs that keep all their nodes when a group takes another shape."""
-    if shape.training_nodes != group.shape.training_nodes:
-        return set()
+def movers(group: Group | None, shape: Shape) -> list[str]:
+    """Jobs that do not keep all their nodes when a group (None: a new one) takes another shape."""
+    if group is None or shape.training_nodes != group.shape.training_nodes:
+        return list(shape.seats)
     names = group.rollout_nodes if shape.shared else named(group, shape)
-    found = set()
-    for turn, nodes in zip(shape.turns, shape.places, strict=True):
-        if turn.name in group.standings:
-            old, _ = group.nodes_of(turn.name)
-            if old == {names[node] for node in nodes}:
-                found.add(turn.name)
-    return found
+    had = {name: rollout for name, (rollout, _) in group.seats().items()}
+    now = {name: frozenset([names[node] for node in nodes]) for name, nodes in shape.seats.items()}
+    return [name for name, nodes in now.items() if had.get(name) != nodes]

@@ -12,123 +12,123 @@ job's phases not more often than that job comes round, which is not faster than 
 The right side is concave in T, so that T keeps a limit if and only if the right side does so at the limit. That is
 what it takes at most; what it likely takes is much less.
 
-By need: whose step must be done first goes first, and nodes are kept free for who cannot wait (`need`). Plans that
-are not to hold surely go by what that is foreseen to take, or by rounds.
+By need: the job whose step is due first goes first, and nodes are kept free for a job that cannot wait
+(`phases.turns`). Plans that are not to hold surely go by what that is predicted to take, or by rounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
-from jigsawrl.cluster.need import Runner, foreseen
-from jigsawrl.cluster.permits import Order
+from jigsawrl.phases.roll_forward import roll_forward
+from jigsawrl.phases.rounds import SLACK, Places, Turn, round_seconds
+from jigsawrl.phases.turns import BY_NEED, ROLLOUT, OrderName, PhasedJob
 
-SLACK = 1e-9
-"""Relative; what rounding may add to a time."""
-Places = Sequence[tuple[int, ...]]
-"""Of each job: which of the group's rollout nodes. All of them share its training nodes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One job in a group, in planned seconds where it is; switches between jobs included where there are others."""
-
-    name: str
-    rollout: float
-    hold: float
-    """The part of a rollout for which it needs its nodes; its tail goes on beside the next one."""
-    training: float
-    warm: float
-    """Switches, part of these."""
-    alone: float
-    """A step alone, where that is best."""
-    limit: float
-    """What a step may take."""
-
-    @property
-    def step(self) -> float:
-        """Without waiting."""
-        return self.rollout + self.training
+STEPS = 8
+"""Of the slowest job, that are predicted."""
+SOON, SURELY_KEPT = 5, 0.95
+"""After this many steps of every job, each within this part of what it may take, no job will be late."""
+MOST_PHASES = 160
+"""Predicted for all jobs together."""
+UNEVEN = (0.15, 0.07)
+"""Parts by which predicted rollouts and trainings vary: phases that always took as long would lock together."""
+GOLDEN = 0.6180339887
+"""Parts of the golden ratio spread evenly however many are taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """An order, and the planned seconds of everyone's step."""
 
-    order: Order
+    order: OrderName
     seconds: tuple[float, ...]
-
-
-def cycle(turns: Sequence[Turn]) -> float:
-    """Seconds of the longest job by itself."""
-    return max(each.step for each in turns)
-
-
-def load(turns: Sequence[Turn], places: Places, shared: bool) -> float:
-    """Seconds for which the busiest node is busy in a round; `shared`: both phases use the same nodes."""
-    training = sum([each.training for each in turns])
-    busy: dict[int, float] = {}
-    for turn, nodes in zip(turns, places, strict=True):
-        for node in nodes:
-            busy[node] = busy.get(node, 0.0) + turn.hold
-    longest = max(busy.values())
-    return training + longest if shared else max(training, longest)
-
-
-def unsaturated(turns: Sequence[Turn], places: Places, shared: bool) -> bool:
-    """The condition of the theorem: round-robin then makes the best use of both pools."""
-    return load(turns, places, shared) <= cycle(turns) * (1 + SLACK)
-
-
-def round_seconds(turns: Sequence[Turn], places: Places, shared: bool) -> float:
-    """Of a round in which everyone makes one step."""
-    return max(cycle(turns), load(turns, places, shared))
 
 
 def ready_seconds(turns: Sequence[Turn], places: Places, shared: bool) -> tuple[float, ...]:
     """The most that each one's step takes on the mean, first come, first served."""
     meets = _meetings(places)
     found = []
-    for k, mine in enumerate(turns):
-        seconds = most = mine.step + sum(_met(turns, meets, shared, k, float("inf")))
+    for k in range(len(turns)):
+        seconds = _longest(turns, meets, shared, k, float("inf"))
         for _ in range(100):  # from above, so that whatever is reached is a bound
-            shorter = mine.step + sum(_met(turns, meets, shared, k, seconds))
+            shorter = _longest(turns, meets, shared, k, seconds)
             if shorter >= seconds * (1 - SLACK):
                 break
             seconds = shorter
-        found.append(min(seconds, most))
+        found.append(seconds)
     return tuple(found)
 
 
-def runners_of(turns: Sequence[Turn], places: Places, shared: bool, now: float) -> list[Runner]:
-    """The jobs as they go by need, from now on."""
+def jobs_of(turns: Sequence[Turn], places: Places, shared: bool, now: float) -> list[PhasedJob]:
+    """The jobs as they stand when all of them begin a step now."""
     taken = [sum([1 << node for node in nodes]) for nodes in places]
-    every = 0
-    for nodes in taken:
-        every |= nodes
+    every = reduce(or_, taken)
     training = every if shared else 1 << every.bit_length()
     return [
-        Runner(
+        PhasedJob(
             each.name,
-            (nodes, training),
+            number,
             (each.rollout, each.training),
             (each.hold, each.training),
-            each.limit,
+            (nodes, training),
             now + each.limit,
+            each.limit,
         )
-        for each, nodes in zip(turns, taken, strict=True)
+        for number, (each, nodes) in enumerate(zip(turns, taken, strict=True))
     ]
 
 
-def _met(turns: Sequence[Turn], meets: Sequence[int], shared: bool, k: int, seconds: float) -> list[float]:
-    """What job k waits for each of the others in a step that takes so long."""
-    return [
+def by_need_seconds(turns: Sequence[Turn], places: Places, shared: bool) -> tuple[float, ...]:
+    """Of each one's step on the mean, by need; rolled forward until it is clear whether all keep up."""
+    jobs = jobs_of(turns, places, shared, 0.0)
+    longest = max([max(each.holds) for each in jobs])
+    ended: list[list[float]] = [[] for _ in jobs]
+    uneven = [k * (1 - GOLDEN) for k in range(len(jobs))]
+
+    def stretch(job: PhasedJob) -> float:
+        uneven[job.number] += GOLDEN
+        return 1 + UNEVEN[job.phase] * (2 * (uneven[job.number] % 1.0) - 1)
+
+    phases, look, now = 0, SOON, 0.0
+    for now, jobs_ended, started in roll_forward(jobs, BY_NEED, float("inf"), stretch=stretch):
+        for job in jobs_ended:
+            if job.phase != ROLLOUT:
+                continue
+            ended[job.number].append(now)
+            if len(ended[job.number]) == look == min([len(each) for each in ended]):
+                means = tuple([_mean(each, now) for each in ended])
+                kept = all(mean < SURELY_KEPT * each.limit for mean, each in zip(means, turns, strict=True))
+                if kept or look == STEPS:
+                    return means
+                look += 1
+            elif now - job.due > longest:  # further behind than a wait could make it
+                phases = MOST_PHASES
+        if phases >= MOST_PHASES:
+            break
+        phases += len(started)
+    return tuple([_mean(each, now) for each in ended])
+
+
+def _mean(ended: Sequence[float], now: float) -> float:
+    """Without the first few, which depend on how it starts."""
+    skip = min(len(ended) // 4, 4)
+    if len(ended) - skip < 3:
+        return now / max(len(ended), 0.1)
+    return (ended[-1] - ended[skip]) / (len(ended) - 1 - skip)
+
+
+def _longest(turns: Sequence[Turn], meets: Sequence[int], shared: bool, k: int, seconds: float) -> float:
+    """The right side above for job k: its step, and its waits for the others in a step of so many seconds."""
+    waits = [
         (other.training + other.hold if shared or meets[j] == meets[k] else other.training)
         * (1.0 if seconds >= other.step else seconds / other.step)
         for j, other in enumerate(turns)
         if j != k
     ]
+    return turns[k].step + sum(waits)
 
 
 def _meetings(places: Places) -> list[int]:
@@ -145,15 +145,15 @@ def _meetings(places: Places) -> list[int]:
 
 def keeps(turns: Sequence[Turn], places: Places, shared: bool) -> bool:
     """Whether there is an order in which all keep their limits."""
-    if round_seconds(turns, places, shared) <= min([each.limit for each in turns]) * (1 + SLACK):
-        return True
-    return _ready(turns, places, shared)
+    shortest = min([each.limit for each in turns])
+    in_rounds = round_seconds(turns, places, shared) <= shortest * (1 + SLACK)
+    return in_rounds or _ready(turns, places, shared)
 
 
 def _ready(turns: Sequence[Turn], places: Places, shared: bool) -> bool:
     meets = _meetings(places)
     return all(
-        mine.step + sum(_met(turns, meets, shared, k, mine.limit)) <= mine.limit * (1 + SLACK)
+        _longest(turns, meets, shared, k, mine.limit) <= mine.limit * (1 + SLACK)
         for k, mine in enumerate(turns)
     )
 
@@ -173,7 +173,7 @@ def judged(turns: Sequence[Turn], places: Places, shared: bool) -> Verdict:
 def likely(turns: Sequence[Turn], places: Places, shared: bool) -> Verdict:
     """The order in which all likely keep their limits, and go on fastest if they do so in both."""
     rounds = Verdict("round-robin", (round_seconds(turns, places, shared),) * len(turns))
-    by_need = Verdict("by-need", tuple(foreseen(runners_of(turns, places, shared, 0.0))))
+    by_need = Verdict("by-need", by_need_seconds(turns, places, shared))
     return min(
         by_need,
         rounds,

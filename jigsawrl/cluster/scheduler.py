@@ -13,17 +13,15 @@ Pure: no clock, no I/O; the same calls give the same decisions.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from jigsawrl.cluster.groups import Decision, Group, named
+from jigsawrl.cluster.groups import Decision, Group, named, roomiest
 from jigsawrl.cluster.jobs import Job
-from jigsawrl.cluster.nodes import Nodes
 from jigsawrl.cluster.placing import Place, cheapest
-from jigsawrl.cluster.pools import Cluster
-from jigsawrl.cluster.regroup import EFFORT, Effort, Regrouping, better, moving_seconds
+from jigsawrl.cluster.pools import Cluster, Nodes
+from jigsawrl.cluster.regroup import EFFORT, EFFORT_OF_FEW, Choice, Regrouping, better, moving_seconds
 from jigsawrl.cluster.shapes import Shape, Shapes, Standing
 from jigsawrl.cluster.together import regroupings
 from jigsawrl.cluster.waiting import goes_before, held_back, outranked, outranked_beside
@@ -34,7 +32,7 @@ ROUNDS = 6
 """Regroupings after one event, at most."""
 ROOMY = 24
 """Groups that are looked at besides those that have changed."""
-Choice = Callable[["Scheduler", Standing], Place | None]
+Placing = Callable[["Scheduler", Standing], Place | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class Scheduler:
         level: float = 1.0,
         largest: int = LARGEST,
         regroup: bool = True,
-        choose: Choice | None = None,
+        choose: Placing | None = None,
         first_group: int = 0,
     ) -> None:
         self.shapes = Shapes(cluster, level, largest)
@@ -118,15 +116,14 @@ class Scheduler:
     def fail(self, node: str) -> list[Decision]:
         """A broken node: whoever was on it is placed elsewhere."""
         group = next((g for g in self.groups.values() if node in (*g.rollout_nodes, *g.training_nodes)), None)
-        self.nodes.fail(node, rented=group is not None)
+        self.nodes.fail(node)
         if group is None:
             return []
         hurt = {name for name, (rollout, training) in group.seats().items() if node in rollout | training}
         standings = [group.standings[name] for name in hurt]
         self._without(group, hurt)
         self._moved |= hurt
-        ranked = sorted(standings, key=self._rank)
-        return [decision for each in ranked for decision in self._admit(each)]
+        return [decision for each in sorted(standings, key=self._rank) for decision in self._admit(each)]
 
     def repair(self, node: str) -> list[Decision]:
         """It can be rented again."""
@@ -153,33 +150,40 @@ class Scheduler:
             return []
         return self.relieve(name)
 
-    def reconsider(self) -> list[Decision]:
-        """Packs closer what may be by now: jobs that got ahead of their promises may be slowed down more.
+    def reconsider(self, first: Collection[int | None] = (), new: Collection[str] = ()) -> list[Decision]:
+        """Packs as many groups at once as there is effort for: these, then those with most room.
 
-        For plans that hold in the worst case: in others jobs are ahead and behind by chance.
+        By now jobs that got ahead of their promises may be slowed down more. For plans that hold in the worst case:
+        in others jobs are ahead and behind by chance.
         """
-        return self._improved_together(set())
+        found: list[Decision] = []
+        effort = EFFORT_OF_FEW // max(1, len(self.home))
+        if self.regroup and self.shapes.surely and effort >= len(self.home):
+            changed = {self.home[name] for name in new if name in self.home} | self.groups.keys() & first
+            for plan in regroupings(self.shapes, self.groups, self.nodes, sorted(changed), new, effort):
+                found += self._regrouped(plan)
+        return found
 
     def relieve(self, name: str) -> list[Decision]:
         """Judges a job's group anew. If promises are not kept there any more, someone has to leave it."""
         group = self.groups[self.home[name]]
-        kept = self._same(group)
+        kept = self.shapes.without(group.shape, group.standings, ())
         if kept is not None:
             self._become(group, kept, group.standings)
             return self._improved({group.number})
         others = [each for each in self.groups.values() if each is not group]
+        crowded = len(group.standings) > 1
         for standing in sorted(group.standings.values(), key=lambda each: each.job.name != name):
-            rest = {each: s for each, s in group.standings.items() if each != standing.job.name}
-            if rest and self.shapes.without(group.shape, rest, {standing.job.name}) is not None:
+            if crowded and self.shapes.without(group.shape, group.standings, {standing.job.name}) is not None:
                 within = (standing.allowed - moving_seconds(standing)) / max(standing.left, 1e-9)
                 place = cheapest(self.shapes, others, self.nodes, standing, within)
                 if place is not None and place.shape.slowdown(standing.job.name) <= within:
                     return [self._leaves(group, standing, place)]
-        forced = self._same(group, forced=True)
+        forced = self.shapes.without(group.shape, group.standings, (), forced=True)
         assert forced is not None
         standing = group.standings[name]
         place = cheapest(self.shapes, others, self.nodes, standing)
-        if place is not None and len(group.standings) > 1:
+        if place is not None and crowded:
             elsewhere = place.shape.slowdown(name) * standing.left + moving_seconds(standing)
             if elsewhere < forced.slowdown(name) * standing.left:  # late in any case, but less
                 return [self._leaves(group, standing, place)]
@@ -197,10 +201,9 @@ class Scheduler:
         name = standing.job.name
         held = held_back(self.shapes, self.nodes, self.waiting.values(), standing)
         place = None if held else self.choose(self, standing)
-        freed: list[Standing] = []
-        if place is None and not held:
-            freed = self._freed(standing)
-            place = self.choose(self, standing) if freed else None
+        freed = self._freed(standing) if place is None and not held else []
+        if freed:
+            place = self.choose(self, standing)
         if place is None:
             self.waiting[name] = standing
             why = "others wait for longer" if held else "no room in any group, no free nodes"
@@ -209,11 +212,9 @@ class Scheduler:
         for each in self.waiting.values():
             each.overtaken += goes_before(each, standing)
         standing.overtaken = 0
-        found = [self._settled(standing, place)]
-        for each in freed:
-            why = f"{name} is more important"
-            found.append(Decision(each.job.name, "preempted", None, (), (), 0.0, None, why))
-        return found
+        why = f"{name} is more important"
+        gone = [Decision(each.job.name, "preempted", None, (), (), 0.0, None, why) for each in freed]
+        return [self._settled(standing, place), *gone]
 
     def _freed(self, standing: Standing) -> list[Standing]:
         """Those that leave their nodes to a more important job, and wait again; nobody if that is no help."""
@@ -244,16 +245,13 @@ class Scheduler:
     def _rank(self, standing: Standing) -> tuple[float, float, float, float, str]:
         job = standing.job
         urgent = standing.allowed - standing.left if job.deadline is not None else float("inf")
-        return -job.priority, urgent, self.tenant_price(job.tenant), job.arrival, job.name
-
-    def tenant_price(self, tenant: str) -> float:
-        """Dollars an hour of a tenant's jobs, each with an equal part of its group."""
-        return sum(
+        paid = [  # dollars an hour of its tenant's jobs, each with an equal part of its group
             group.shape.price / len(group.standings)
             for group in self.groups.values()
-            for standing in group.standings.values()
-            if standing.job.tenant == tenant
-        )
+            for each in group.standings.values()
+            if each.job.tenant == job.tenant
+        ]
+        return -job.priority, urgent, sum(paid), job.arrival, job.name
 
     def _settled(self, standing: Standing, place: Place) -> Decision:
         """Puts a job where it was decided."""
@@ -280,25 +278,18 @@ class Scheduler:
 
     def _become(self, group: Group, shape: Shape, standings: dict[str, Standing]) -> None:
         """Rents or gives back nodes until the group has this shape. Who is on a node stays there."""
-        pair, shared = shape.pair, shape.shared
-        before = group.seats() if group.standings else {}
-        more = shape.training_nodes - len(group.training_nodes)
-        kept = group.training_nodes
-        if more > 0:
-            kept = (*kept, *self.nodes.rent(pair[1], more))
-        elif more < 0:
-            self.nodes.give_back(kept[shape.training_nodes :])
-            kept = kept[: shape.training_nodes]
-        group.training_nodes = kept
-        group.rollout_nodes = kept if shared else self._renamed(group, shape)
+        before = group.seats()
+        self.nodes.give_back(group.training_nodes[shape.training_nodes :])
+        kept = group.training_nodes[: shape.training_nodes]
+        group.training_nodes = (*kept, *self.nodes.rent(shape.pair[1], shape.training_nodes - len(kept)))
+        group.rollout_nodes = group.training_nodes if shape.shared else self._renamed(group, shape)
         group.shape = shape
         group.standings = {turn.name: standings[turn.name] for turn in shape.turns}
         group.measure(self.shapes.cluster)
         after = group.seats()
         self._moved |= {name for name in before if name in after and before[name] != after[name]}
         self._changed.add(group.number)
-        for name in group.standings:
-            self.home[name] = group.number
+        self.home |= dict.fromkeys(group.standings, group.number)
 
     def _renamed(self, group: Group, shape: Shape) -> tuple[str, ...]:
         """Names for a shape's rollout nodes: those the jobs have now where possible, others rented."""
@@ -307,32 +298,22 @@ class Scheduler:
         for node, name in enumerate(names):
             if name is None:
                 names[node] = spare.pop(0) if spare else self.nodes.rent(shape.pair[0], 1)[0]
-        self.nodes.give_back(tuple(spare))
+        self.nodes.give_back(spare)
         return tuple(name for name in names if name is not None)
-
-    def _same(self, group: Group, forced: bool = False) -> Shape | None:
-        """Its jobs on its nodes, judged anew."""
-        shape = group.shape
-        standings = list(group.standings.values())
-        return self.shapes.judge(
-            shape.pair, shape.training_nodes, shape.rollout_nodes, standings, shape.places, forced
-        )
 
     def _without(self, group: Group, names: set[str]) -> None:
         """Takes jobs out of a group; the last one takes the group with it."""
         for name in names:
             del self.home[name]
-        rest = {name: each for name, each in group.standings.items() if name not in names}
-        if not rest:
+        if names >= group.standings.keys():
             self._dissolve(group)
             return
-        shape = self.shapes.without(group.shape, rest, names, forced=True)
+        shape = self.shapes.without(group.shape, group.standings, names, forced=True)
         assert shape is not None
-        self._become(group, shape, rest)
+        self._become(group, shape, group.standings)
 
     def _dissolve(self, group: Group) -> None:
-        shared = group.shape.shared
-        self.nodes.give_back(group.training_nodes if shared else group.training_nodes + group.rollout_nodes)
+        self.nodes.give_back({*group.training_nodes, *group.rollout_nodes})
         del self.groups[group.number]
         self._changed.add(group.number)
 
@@ -348,75 +329,44 @@ class Scheduler:
         if not self.regroup:
             return []
         found: list[Decision] = []
-        effort = Effort(EFFORT)
-        first = sorted(number for number in numbers if number is not None and number in self.groups)
-        roomy = heapq.nsmallest(
-            ROOMY, self.groups.values(), key=lambda group: (-group.room.total, group.number)
-        )
-        queue = deque(dict.fromkeys([*first, *(group.number for group in roomy)]))
-        done = 0
-        while queue and effort.left > 0 and done < ROUNDS:
-            number = queue.popleft()
-            plan = self._better(number, effort) if number in self.groups else None
+        until, done = self.shapes.looked + EFFORT, 0
+        roomy = [group.number for group in roomiest(self.groups.values(), ROOMY)]
+        queue = deque(dict.fromkeys([*sorted(self.groups.keys() & numbers), *roomy]))
+        while queue and self.shapes.looked < until and done < ROUNDS:
+            group = self.groups.get(queue.popleft())
+            plan = better(self.shapes, self.groups, self.nodes, group, until) if group else None
             if plan is not None:
                 found += self._regrouped(plan)
                 done += 1
-                queue.extendleft({self.home[turn.name] for shape in plan.shapes for turn in shape.turns})
-        return [*found, *self._improved_together(numbers, new)]
-
-    def _improved_together(self, numbers: set[int | None], new: Collection[str] = ()) -> list[Decision]:
-        """Packs as many groups at once as there is effort for: these, then those with most room."""
-        found: list[Decision] = []
-        effort = Effort.together(len(self.home))
-        if self.regroup and self.shapes.surely and effort.left >= len(self.home):
-            changed = {self.home[name] for name in new if name in self.home} | self.groups.keys() & numbers
-            for plan in regroupings(self.shapes, self.groups, self.nodes, sorted(changed), new, effort):
-                found += self._regrouped(plan)
-        return found
-
-    def _grows(self, shape: Shape, kept: int | None) -> float:
-        """How much more a shape costs than the group that takes it."""
-        return shape.price - (0.0 if kept is None else self.groups[kept].shape.price)
-
-    def _better(self, number: int, effort: Effort) -> Regrouping | None:
-        return better(self.shapes, self.groups, self.nodes, self.groups[number], effort)
+                queue.extendleft({self.home[name] for shape, _ in plan.choices for name in shape.seats})
+        return [*found, *self.reconsider(numbers, new)]
 
     def _regrouped(self, plan: Regrouping) -> list[Decision]:
         """Gives groups their new shapes, those that shrink first: their nodes are there for the others."""
-        before = {name: self.groups[self.home[name]].nodes_of(name) for name in plan.jobs}
-        standings = {name: self.standing(name) for name in plan.jobs}
-        for number in plan.groups:
-            if number not in plan.kept:
-                self._dissolve(self.groups[number])
+        saved, keepers = plan.saved, [keeper for _, keeper in plan.choices]
+        before = {name: nodes for group in plan.groups for name, nodes in group.seats().items()}
+        standings = {name: each for group in plan.groups for name, each in group.standings.items()}
+        for group in plan.groups:
+            if group not in keepers:
+                self._dissolve(group)
+        for shape, keeper in sorted(plan.choices, key=_growth):
+            self._become(keeper or self._founded(shape), shape, standings)
+        why = f"groups {', '.join(str(group.number) for group in plan.groups)} cost ${saved:,.2f}/h less so"
         found = []
-        shapes = zip(plan.shapes, plan.kept, strict=True)
-        for shape, kept in sorted(shapes, key=lambda each: self._grows(*each)):
-            if kept is None:
-                group = self._founded(shape)
-            else:
-                group = self.groups[kept]
-                stay = {turn.name for turn in shape.turns}
-                group.standings = {n: s for n, s in group.standings.items() if n in stay}
-            self._become(group, shape, {turn.name: standings[turn.name] for turn in shape.turns})
         for name, nodes in before.items():
             group = self.groups[self.home[name]]
             if group.nodes_of(name) != nodes:
                 self._moved.add(name)
-                rollout, training = group.nodes_of(name)
-                why = f"groups {', '.join(map(str, plan.groups))} cost ${plan.saved:,.2f}/h less so"
-                found.append(
-                    Decision(
-                        name,
-                        "moved",
-                        group.number,
-                        tuple(sorted(rollout)),
-                        tuple(sorted(training)),
-                        -plan.saved / max(1, len(plan.jobs)),
-                        group.shape.slowdown(name),
-                        why,
-                    )
-                )
+                rollout, training = (tuple(sorted(each)) for each in group.nodes_of(name))
+                added, slowdown = -saved / max(1, len(before)), group.shape.slowdown(name)
+                found.append(Decision(name, "moved", group.number, rollout, training, added, slowdown, why))
         return found
+
+
+def _growth(choice: Choice) -> float:
+    """How much more a shape costs than the group that takes it."""
+    shape, keeper = choice
+    return shape.price - (0.0 if keeper is None else keeper.shape.price)
 
 
 def by_price(scheduler: Scheduler, standing: Standing) -> Place | None:

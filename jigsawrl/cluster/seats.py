@@ -20,7 +20,7 @@ def seatings(needs: Sequence[int], parts: Sequence[float], count: int) -> Iterat
 
     `parts`: of the time that each job needs its nodes.
     """
-    return chain(_evenly(needs, parts, count), _all(needs, parts, count))
+    return chain(_evenly(needs, parts, count), _all(needs, parts, (0.0,) * count, 0))
 
 
 def _evenly(needs: Sequence[int], parts: Sequence[float], count: int) -> Iterator[Seats]:
@@ -35,27 +35,15 @@ def _evenly(needs: Sequence[int], parts: Sequence[float], count: int) -> Iterato
         yield tuple(seats)
 
 
-def _all(needs: Sequence[int], parts: Sequence[float], count: int) -> Iterator[Seats]:
-    """Each way once; those that differ but in the names of nodes are the same."""
-    busy = [0.0] * count
-
-    def place(number: int, used: int) -> Iterator[Seats]:
-        if number == len(needs):
-            if used == count:
-                yield ()
-            return
-        need, part = needs[number], parts[number]
-        for nodes in combinations(range(min(count, used + need)), need):
-            fresh = [node for node in nodes if node >= used]
-            if fresh != list(range(used, used + len(fresh))):
-                continue
-            if any(busy[node] + part > 1 + SLACK for node in nodes):
-                continue
-            for node in nodes:
-                busy[node] += part
-            for rest in place(number + 1, used + len(fresh)):
+def _all(needs: Sequence[int], parts: Sequence[float], busy: tuple[float, ...], used: int) -> Iterator[Seats]:
+    """Each way once; those that differ but in the names of nodes are the same: so far unused ones come in order."""
+    if not needs:
+        if used == len(busy):
+            yield ()
+        return
+    for nodes in combinations(range(min(len(busy), used + needs[0])), needs[0]):
+        fresh = sum([node >= used for node in nodes])
+        if nodes[-1] < used + fresh and all(busy[node] + parts[0] <= 1 + SLACK for node in nodes):
+            more = tuple([part + parts[0] * (node in nodes) for node, part in enumerate(busy)])
+            for rest in _all(needs[1:], parts[1:], more, used + fresh):
                 yield (nodes, *rest)
-            for node in nodes:
-                busy[node] -= part
-
-    yield from place(0, 0)

@@ -7,15 +7,18 @@ likely, against a typical step alone. Then it is also known how fast a group goe
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count as numbers
 from itertools import islice
+from typing import TypeVar
 
 from jigsawrl.cluster.jobs import Job
 from jigsawrl.cluster.pools import Cluster, Pair
-from jigsawrl.cluster.rounds import SLACK, Places, Turn, Verdict, judged, keeps, lateness, likely
+from jigsawrl.cluster.rounds import Verdict, judged, keeps, lateness, likely
 from jigsawrl.cluster.seats import apart, seatings
+from jigsawrl.phases.rounds import SLACK, Places, Turn
 
 START_STEPS = 3
 """Steps' worth of its promise that a job keeps back for the waits when it, or another, enters or leaves a group."""
@@ -34,10 +37,20 @@ EFFICIENCY = 2.0
 TRIED = 1
 """Ways to put jobs onto so many nodes that are judged, where plans need not be the cheapest."""
 KEPT = 200_000
-"""Judged sets of jobs that are remembered."""
-
-
+"""Answers of each kind that are remembered."""
+Answer = TypeVar("Answer")
 _VERSIONS = numbers(1)
+
+
+class Memory(dict[tuple[object, ...], Answer]):
+    """Answers that were worked out before, by what was asked; where they become too many, all are forgotten."""
+
+    def answer(self, question: tuple[object, ...], work_out: Callable[[], Answer]) -> Answer:
+        if question not in self:
+            if len(self) >= KEPT:
+                self.clear()
+            self[question] = work_out()
+        return self[question]
 
 
 @dataclass(slots=True)
@@ -79,7 +92,7 @@ class Standing:
         self.bound, self.version = bound, next(_VERSIONS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shape:
     """A group on paper."""
 
@@ -100,12 +113,24 @@ class Shape:
         """Whether both phases use the same nodes."""
         return self.pair[0] == self.pair[1]
 
+    @cached_property
+    def nodes(self) -> dict[str, int]:
+        """How many it takes of each pool."""
+        return {self.pair[0]: self.rollout_nodes, self.pair[1]: self.training_nodes}
+
+    @cached_property
+    def seats(self) -> dict[str, tuple[int, ...]]:
+        """The rollout nodes of each job."""
+        return {turn.name: nodes for turn, nodes in zip(self.turns, self.places, strict=True)}
+
+    @cached_property
+    def slowdowns(self) -> dict[str, float]:
+        """How many times as long as alone each job is planned to take."""
+        pairs = zip(self.turns, self.verdict.seconds, strict=True)
+        return {turn.name: seconds / turn.alone for turn, seconds in pairs}
+
     def slowdown(self, name: str) -> float:
-        """As planned."""
-        for turn, seconds in zip(self.turns, self.verdict.seconds, strict=True):
-            if turn.name == name:
-                return seconds / turn.alone
-        raise KeyError(name)
+        return self.slowdowns[name]
 
 
 @dataclass(slots=True)
@@ -117,26 +142,24 @@ class Shapes:
     """Quantile of durations to plan with; 1: every response at the token limit."""
     largest: int
     """Jobs in a group, at most."""
-    judged: int = 0
-    """Sets of jobs that were judged, and not known."""
-    partitions: dict[tuple[int, ...], tuple[float, list[Shape]] | None] = field(default_factory=dict)
+    looked: int = 0
+    """Sets of jobs that were judged, and not known, and ways to partition jobs that were looked at."""
+    partitions: Memory[tuple[float, list[Shape]] | None] = field(default_factory=Memory)
     """The cheapest ones that were found, by the jobs' versions."""
-    _kept: dict[tuple[int, ...], Shape | None] = field(default_factory=dict)
-    _turns: dict[tuple[int, Pair, int, bool], Turn] = field(default_factory=dict)
+    _best: Memory[Shape | None] = field(default_factory=Memory)
+    _turns: Memory[Turn] = field(default_factory=Memory)
 
     @property
     def surely(self) -> bool:
         """Whether plans are to hold in the worst case."""
         return self.level >= 1
 
-    @property
-    def alone_level(self) -> float:
-        """A job is planned to take what it takes at the quantile, against what it typically takes alone."""
-        return 1.0 if self.surely else 0.5
-
     def standing(self, job: Job, allowed: float | None = None) -> Standing:
         """As it stands at its arrival. A deadline, in so many seconds, may allow less than its SLO."""
-        _, alone, pair = min(self._alone(job))
+        steps = [(self._alone(job, pair, job.training_nodes), pair) for pair in self.pairs(job)]
+        alone, pair = min(
+            steps, key=lambda each: (each[0] * self.price(each[1], *widths(job, each[1])), *each)
+        )
         left = alone * job.steps
         most = left * job.max_slowdown
         seconds = most if allowed is None else min(most, allowed)
@@ -144,15 +167,14 @@ class Shapes:
         standing.bind()
         return standing
 
-    def pairs(self, job: Job) -> list[Pair]:
-        """Where it could run."""
-        return [p for p in self.cluster.pairs if p[0] in job.rollout and p[1] in job.training]
+    def pairs(self, *jobs: Job) -> list[Pair]:
+        """Where all of them could run."""
+        return [pair for pair in self.cluster.pairs if all(job.runs_on(*pair) for job in jobs)]
 
-    def _alone(self, job: Job) -> Iterator[tuple[float, float, Pair]]:
-        """Dollars and seconds of a step in each place."""
-        for pair in self.pairs(job):
-            seconds = sum(each.at(self.alone_level) for each in job.durations(*pair, job.training_nodes))
-            yield seconds * self.price(pair, *widths(job, pair)), seconds, pair
+    def _alone(self, job: Job, pair: Pair, training_nodes: int) -> float:
+        """Seconds of a step alone there: typical ones, where what is planned is a quantile, or the worst."""
+        level = 1.0 if self.surely else 0.5
+        return sum([each.at(level) for each in job.durations(*pair, training_nodes)])
 
     def price(self, pair: Pair, rollout_nodes: int, training_nodes: int) -> float:
         training = training_nodes * self.cluster.pools[pair[1]].price
@@ -166,15 +188,12 @@ class Shapes:
 
     def turn(self, standing: Standing, pair: Pair, training_nodes: int, shares: bool) -> Turn:
         """A job's planned phases in such a group; `shares`: with others."""
-        key = standing.version, pair, training_nodes, shares
-        found = self._turns.get(key)
-        if found is None:
-            if len(self._turns) >= KEPT:
-                self._turns.clear()
-            found = self._turns[key] = self._turn(standing, pair, training_nodes, shares)
-        return found
+        return self._turns.answer(
+            (standing.version, pair, training_nodes, shares),
+            lambda: self._planned(standing, pair, training_nodes, shares),
+        )
 
-    def _turn(self, standing: Standing, pair: Pair, training_nodes: int, shares: bool) -> Turn:
+    def _planned(self, standing: Standing, pair: Pair, training_nodes: int, shares: bool) -> Turn:
         job = standing.job
         rollout, training = (each.at(self.level) for each in job.durations(*pair, training_nodes))
         warm = (job.warm_rollout, job.warm_training) if shares else (0.0, 0.0)
@@ -191,14 +210,9 @@ class Shapes:
 
     def isolated(self, standing: Standing) -> Iterator[Shape]:
         """A group of its own, in each place where it may be; the cheapest step first."""
-        job = standing.job
-        found = []
-        for pair in self.pairs(job):
-            rollout_nodes, training_nodes = widths(job, pair)
-            places = (tuple(range(job.rollout_nodes)),)
-            shape = self.judge(pair, training_nodes, rollout_nodes, [standing], places)
-            if shape is not None:
-                found.append(shape)
+        job, places = standing.job, [tuple(range(standing.job.rollout_nodes))]
+        shapes = [self.judge(pair, *widths(job, pair), [standing], places) for pair in self.pairs(job)]
+        found = [each for each in shapes if each is not None]
         yield from sorted(found, key=lambda each: each.price * each.verdict.seconds[0])
 
     def holds(self, pair: Pair, training_nodes: int, jobs: Sequence[Job], places: Places) -> bool:
@@ -215,8 +229,8 @@ class Shapes:
     def judge(
         self,
         pair: Pair,
-        training_nodes: int,
         rollout_nodes: int,
+        training_nodes: int,
         standings: Sequence[Standing],
         places: Places,
         forced: bool = False,
@@ -230,14 +244,12 @@ class Shapes:
             return None
         if shares:
             verdict = (judged if self.surely else likely)(turns, places, shared)
-            if not forced and lateness(turns, verdict) > 1 + 10 * SLACK:
-                return None
+            late = lateness(turns, verdict) > 1 + 10 * SLACK
         else:
-            alone = standings[0].job.durations(*pair, training_nodes)
-            verdict = Verdict("as-ready", (sum(each.at(self.alone_level) for each in alone),))
-            most = max(standings[0].bound, 1.0) * standings[0].alone
-            if verdict.seconds[0] > most * (1 + SLACK) and not forced:
-                return None
+            verdict = Verdict("as-ready", (self._alone(standings[0].job, pair, training_nodes),))
+            late = verdict.seconds[0] > max(standings[0].bound, 1.0) * standings[0].alone * (1 + SLACK)
+        if late and not forced:
+            return None
         price = self.price(pair, rollout_nodes, training_nodes)
         cost = price if self.surely else price - self._done(standings, verdict)
         return Shape(pair, training_nodes, rollout_nodes, turns, tuple(places), verdict, price, cost)
@@ -262,16 +274,15 @@ class Shapes:
     def without(
         self, shape: Shape, standings: Mapping[str, Standing], names: Container[str], forced: bool = False
     ) -> Shape | None:
-        """The others on the nodes they have; rollout nodes that nobody uses are left out."""
-        placed = zip(shape.turns, shape.places, strict=True)
-        stay = {turn.name: nodes for turn, nodes in placed if turn.name not in names}
-        used = sorted({node for nodes in stay.values() for node in nodes})
-        count = shape.training_nodes if shape.shared else len(used)
-        number = {node: node if shape.shared else place for place, node in enumerate(used)}
+        """The other jobs on the nodes they have, judged anew; rollout nodes that nobody uses are left out."""
+        stay = {name: nodes for name, nodes in shape.seats.items() if name not in names}
+        used = {node for nodes in stay.values() for node in nodes}
+        left = range(shape.rollout_nodes) if shape.shared else sorted(used)
+        number = {node: place for place, node in enumerate(left)}
         return self.judge(
             shape.pair,
+            len(left),
             shape.training_nodes,
-            count,
             [standings[name] for name in stay],
             [tuple(number[node] for node in nodes) for nodes in stay.values()],
             forced,
@@ -279,24 +290,17 @@ class Shapes:
 
     def best(self, standings: Sequence[Standing]) -> Shape | None:
         """The cheapest group of just these jobs; None where there is none."""
-        key = tuple(sorted([each.version for each in standings]))
-        if key not in self._kept:
-            if len(self._kept) >= KEPT:
-                self._kept.clear()
-            self.judged += 1
-            self._kept[key] = self._best(standings)
-        return self._kept[key]
+        versions = sorted([each.version for each in standings])
+        return self._best.answer(tuple(versions), lambda: self._cheapest(standings))
 
-    def _best(self, standings: Sequence[Standing]) -> Shape | None:
+    def _cheapest(self, standings: Sequence[Standing]) -> Shape | None:
+        self.looked += 1
         if len(standings) > self.largest:
             return None
         if len(standings) == 1:
             return next(self.isolated(standings[0]), None)
         found: Shape | None = None
-        pairs = self.pairs(standings[0].job)
-        for each in standings[1:]:
-            pairs = [pair for pair in pairs if pair in self.pairs(each.job)]
-        for pair in pairs:
+        for pair in self.pairs(*[each.job for each in standings]):
             for training_nodes in sorted({widths(each.job, pair)[1] for each in standings}):
                 most = found.cost if found else float("inf")
                 found = self._fitting(standings, pair, training_nodes, most) or found
@@ -307,9 +311,8 @@ class Shapes:
     ) -> Shape | None:
         """With as many rollout nodes as cost least, for less than that."""
         turns = [self.turn(each, pair, training_nodes, True) for each in standings]
-        if sum([each.training / each.limit for each in turns]) > 1 + SLACK:
-            return None
-        if any(each.step > each.limit * (1 + SLACK) for each in turns):
+        busy = sum([each.training / each.limit for each in turns]) > 1 + SLACK
+        if busy or any(each.step > each.limit * (1 + SLACK) for each in turns):
             return None
         shared = pair[0] == pair[1]
         needs = [each.job.rollout_nodes for each in standings]
@@ -323,18 +326,15 @@ class Shapes:
         for count in range(most if shared else max(*needs, int(booked - 1e-6) + 1), most + 1):
             if self.price(pair, count, training_nodes) - worth >= below:
                 break
-            for places in islice(seatings(needs, parts, count), None if self.surely else TRIED):
-                shape = self.judge(pair, training_nodes, count, standings, places)
-                if shape is not None:
-                    if shape.cost < below:
-                        found, below = shape, shape.cost
-                    break
+            tried = islice(seatings(needs, parts, count), None if self.surely else TRIED)
+            shapes = (self.judge(pair, count, training_nodes, standings, places) for places in tried)
+            shape = next(filter(None, shapes), None)
+            if shape is not None and shape.cost < below:
+                found, below = shape, shape.cost
         return found
 
 
 def widths(job: Job, pair: Pair) -> tuple[int, int]:
     """Nodes of a group of its own: for rollouts and for training."""
-    if pair[0] == pair[1]:
-        both = max(job.rollout_nodes, job.training_nodes)
-        return both, both
-    return job.rollout_nodes, job.training_nodes
+    wider = max(job.rollout_nodes, job.training_nodes)
+    return (wider, wider) if pair[0] == pair[1] else (job.rollout_nodes, job.training_nodes)

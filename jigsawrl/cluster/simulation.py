@@ -1,4 +1,4 @@
-"""A cluster over time: jobs come, run phase by phase under the permits of their groups, and go; nodes cost.
+"""A cluster over time: jobs come, run phase by phase in the order of their groups, and go; nodes cost.
 
 Durations are drawn for each job and step, so that every scheduler sees the same ones. A job that is moved or
 preempted, or whose node breaks, loses the step it was in and starts cold. Every `LOOK` steps a job's typical
@@ -10,19 +10,22 @@ from __future__ import annotations
 import heapq
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jigsawrl.cluster.groups import Decision
+from jigsawrl.cluster.group_turns import GroupTurns
+from jigsawrl.cluster.groups import Decision, Group, total_nodes
 from jigsawrl.cluster.jobs import Job
-from jigsawrl.cluster.permits import Permits, Phase
-from jigsawrl.cluster.rounds import runners_of
+from jigsawrl.cluster.rounds import jobs_of
 from jigsawrl.cluster.scheduler import Scheduler
 from jigsawrl.cluster.shapes import TAIL_SHARE
+from jigsawrl.phases.turns import ORDERS, ROLLOUT, PhasedJob
 
 LOOK = 8
 """Steps after which durations are looked at."""
@@ -34,7 +37,6 @@ RECENT = 4 * LOOK
 """Steps by which it is seen what a job takes of the limits it was planned with."""
 DRIFTED = 0.05
 """Relative; a smaller difference is not worth a word."""
-Kind = Literal["arrival", "phase", "tail", "ready", "failure", "repair"]
 Floats = NDArray[np.float64]
 
 
@@ -68,9 +70,14 @@ class Record:
     """When it last began to wait."""
 
     @property
+    def took(self) -> float:
+        """Seconds from its arrival to its end."""
+        return math.inf if self.finished is None else self.finished - self.arrived
+
+    @property
     def slowdown(self) -> float:
         """Its time in the cluster over its time alone, with the very same lengths."""
-        return math.inf if self.finished is None else (self.finished - self.arrived) / self.alone
+        return math.inf if self.finished is None else self.took / self.alone
 
     @property
     def kept(self) -> bool:
@@ -80,22 +87,18 @@ class Record:
     @property
     def kept_as_planned(self) -> bool:
         """Against the time alone with every response at the token limit, as the paper has it."""
-        if self.finished is None:
-            return False
-        return self.finished - self.arrived <= self.job.max_slowdown * self.worst * (1 + 1e-9)
+        return self.took <= self.job.max_slowdown * self.worst * (1 + 1e-9)
 
     @property
     def in_time(self) -> bool:
-        if self.job.deadline is None:
-            return True
-        return self.finished is not None and self.finished - self.arrived <= self.job.deadline * 3600
+        return self.job.deadline is None or self.took <= self.job.deadline * 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A whole trace."""
 
-    records: dict[str, Record]
+    records: Mapping[str, Record]
     dollars: float
     seconds: float
     peak_nodes: dict[str, int]
@@ -114,10 +117,16 @@ class Outcome:
         return sum(each.kept for each in self.records.values()) / len(self.records)
 
 
-@dataclass(slots=True)
-class _Running:
-    record: Record
-    phase: Phase = "rollout"
+@dataclass(slots=True, kw_only=True)
+class _Running(Record):
+    """A record in the making."""
+
+    draws: Floats
+    """By step and phase, of the standard normal."""
+    placed: bool = False
+    """It has nodes."""
+    cold: bool = False
+    """It is starting on its nodes, and has no turns yet."""
     epoch: int = 0
     """Ends of phases that were begun before a move are void."""
     done: float = 0.0
@@ -145,62 +154,56 @@ class ClusterSimulation:
         self.scheduler = scheduler
         self.seed, self.follow = seed, follow
         self.now = 0.0
-        self.records: dict[str, Record] = {}
+        self._jobs: dict[str, _Running] = {}
+        """Those that have come."""
         self.decisions: list[Decision] = []
         self.rates: list[tuple[float, float]] = []
-        self._running: dict[str, _Running] = {}
-        self._permits: dict[int, Permits] = {}
-        self._where: dict[str, int] = {}
-        self._events: list[tuple[float, int, Kind, str, int]] = []
-        self._count = 0
+        self._turns: dict[int, GroupTurns] = {}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = count()
         self._dollars = 0.0
-        self._rented: dict[str, float] = {}
-        self._nodes: dict[str, int] = {}
-        self._busy: dict[str, float] = {}
-        self._peak: dict[str, int] = {}
-        self._draws: dict[str, Floats] = {}
+        self._nodes: Counter[str] = Counter()
+        self._peak: Counter[str] = Counter()
+        self._rented: defaultdict[str, float] = defaultdict(float)
+        self._busy: defaultdict[str, float] = defaultdict(float)
         self._decided_at = 0.0
-        self._cold: set[str] = set()
-        """Jobs that are starting, and have no turns yet."""
-        self._jobs = {job.name: job for job in jobs}
-        self._unfinished = len(self._jobs)
-        for job in self._jobs.values():
-            self._push(job.arrival * 3600, "arrival", job.name)
+        self._unfinished = 0
+        for job in jobs:
+            self._push(job.arrival * 3600, partial(self._arrived, job))
+            self._unfinished += 1
         for each in failures:
-            self._push(each.at * 3600, "failure", each.node)
-            self._push((each.at + each.hours) * 3600, "repair", each.node)
+            self._push(each.at * 3600, partial(self._changed, scheduler.fail, each.node))
+            self._push((each.at + each.hours) * 3600, partial(self._changed, scheduler.repair, each.node))
 
     def run(self, until: float = math.inf) -> Outcome:
         """To the end, or to a time in seconds."""
         while self._events and self._unfinished and self._events[0][0] <= until:
-            when, _, kind, name, epoch = heapq.heappop(self._events)
+            when, _, happens = heapq.heappop(self._events)
             self._pass(when)
-            if kind == "phase":
-                self._ended(name, epoch)
-            elif kind == "tail":
-                self._tail(name, epoch)
-            elif kind == "ready":
-                self._ready(name, epoch)
-            elif kind == "arrival":
-                self._arrived(self._jobs[name])
-            else:
-                self._stand()
-                decide = self.scheduler.fail if kind == "failure" else self.scheduler.repair
-                self._decided(decide(name))
+            happens()
         pools = self.scheduler.shapes.cluster.pools
         return Outcome(
-            self.records,
+            self._jobs,
             self._dollars,
             self.now,
-            {pool: self._peak.get(pool, 0) for pool in pools},
-            {pool: self._busy.get(pool, 0.0) / max(self._rented.get(pool, 0.0), 1e-9) for pool in pools},
+            {pool: self._peak[pool] for pool in pools},
+            {pool: self._busy[pool] / max(self._rented[pool], 1e-9) for pool in pools},
             self.decisions,
             self.rates,
         )
 
-    def _push(self, when: float, kind: Kind, name: str, epoch: int = 0) -> None:
-        self._count += 1
-        heapq.heappush(self._events, (when, self._count, kind, name, epoch))
+    def _push(self, when: float, happens: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._count), happens))
+
+    def _later(self, seconds: float, running: _Running, happens: Callable[[_Running], None]) -> None:
+        """Lets something happen to a job in so many seconds, unless it leaves its nodes before."""
+        epoch = running.epoch
+
+        def unless_void() -> None:
+            if running.epoch == epoch:
+                happens(running)
+
+        self._push(self.now + seconds, unless_void)
 
     def _pass(self, when: float) -> None:
         """Time goes by, and costs."""
@@ -208,36 +211,36 @@ class ClusterSimulation:
         self.now = when
         if passed > 0 and self.rates:
             self._dollars += self.rates[-1][1] * passed / 3600
-            for pool, count in self._nodes.items():
-                self._rented[pool] = self._rented.get(pool, 0.0) + count * passed
+            for pool, rented in self._nodes.items():
+                self._rented[pool] += rented * passed
+
+    def _changed(self, change: Callable[[str], Sequence[Decision]], node: str) -> None:
+        """A node breaks, or works again."""
+        self._stand()
+        self._decided(change(node))
 
     def _arrived(self, job: Job) -> None:
         self._stand()
-        record = Record(job, self.now, since=self.now)
-        self.records[job.name] = record
-        self._running[job.name] = _Running(record)
-        self._draws[job.name] = self._drawn(job)
-        allowed = None if job.deadline is None else job.deadline * 3600
-        decisions = self.scheduler.arrive(job, allowed)
-        phases = job.durations(*self.scheduler.standing(job.name).pair, job.training_nodes)
-        record.worst = job.steps * sum(each.worst for each in phases)
-        self._decided(decisions)
-
-    def _drawn(self, job: Job) -> Floats:
         rng = np.random.default_rng((self.seed, zlib.crc32(job.name.encode())))
-        return rng.standard_normal((job.steps, 2))
+        draws = rng.standard_normal((job.steps, 2))
+        running = self._jobs[job.name] = _Running(job, self.now, since=self.now, draws=draws)
+        decisions = self.scheduler.arrive(job, None if job.deadline is None else job.deadline * 3600)
+        phases = job.durations(*self.scheduler.standing(job.name).pair, job.training_nodes)
+        running.worst = job.steps * sum(each.worst for each in phases)
+        self._decided(decisions)
 
     def _stand(self) -> None:
         """Tells the scheduler how all jobs stand to their promises."""
-        for name, running in self._running.items():
-            standing = self.scheduler.standing(name)
-            record, job = running.record, running.record.job
-            left = standing.alone * (job.steps - record.steps)
+        for name, running in self._jobs.items():
+            if running.finished is not None:
+                continue
+            alone, job = self.scheduler.standing(name).alone, running.job
+            left = alone * (job.steps - running.steps)
             ratio = 1.0
-            if self.scheduler.shapes.level >= 1 and running.seen:  # planned are limits, not what it takes
+            if self.scheduler.shapes.surely and running.seen:  # planned are limits, not what it takes
                 recent = running.seen[-RECENT:]
-                ratio = sum(recent) / len(recent) / standing.alone
-            spent = (running.began if name in self._where else self.now) - record.arrived
+                ratio = sum(recent) / len(recent) / alone
+            spent = (running.began if running.placed else self.now) - running.arrived
             allowed = (job.max_slowdown * (running.done + left * ratio) - spent) / ratio
             if job.deadline is not None:
                 allowed = min(allowed, job.deadline * 3600 - spent)
@@ -248,167 +251,126 @@ class ClusterSimulation:
         self._decided_at = self.now
         self.decisions += decisions
         changes = self.scheduler.changes()
-        started = []
         for name in changes.moved | changes.preempted:
-            if name in self._where:
-                self._permits[self._where.pop(name)].leave(name)
-                self._running[name].record.moves += name in changes.moved
-                self._running[name].record.preempted += name in changes.preempted
-                self._running[name].record.since = self.now
-                self._void(name)
+            running = self._jobs[name]
+            if running.placed:
+                running.moves += name in changes.moved
+                running.preempted += name in changes.preempted
+                running.placed = running.cold = False
+                running.since, running.step_alone = self.now, 0.0
+                running.epoch += 1
         for number in changes.groups:
             group = self.scheduler.groups.get(number)
             if group is None:
-                self._permits.pop(number, None)
+                self._turns.pop(number, None)
                 continue
-            self._permits.setdefault(number, Permits())
-            started += [name for name in group.standings if name not in self._where]
-        for name in started:
-            self._begin(name)
-        for number in changes.groups & self._permits.keys():
+            self._turns.setdefault(number, GroupTurns())
+            for name in group.standings:
+                self._begin(self._jobs[name])
+        for number in changes.groups & self._turns.keys():
             self._seat(number)
-        self._count_nodes()
+        self._nodes = total_nodes(group.shape for group in self.scheduler.groups.values())
+        self._peak |= self._nodes
+        self.rates.append((self.now, self.scheduler.price))
+
+    def _begin(self, running: _Running) -> None:
+        """Begins on its new nodes: at once where it starts for the first time, else after a cold start."""
+        if running.placed:
+            return
+        running.waited += self.now - running.since
+        cold_seconds = 0.0 if running.started is None else running.job.cold_seconds
+        running.started = self.now if running.started is None else running.started
+        running.placed = running.cold = True
+        running.began = self.now
+        self._later(cold_seconds, running, self._ready)
+
+    def _ready(self, running: _Running) -> None:
+        running.cold = False
+        self._seat(self.scheduler.home[running.job.name])
 
     def _seat(self, number: int) -> None:
         """Gives turns to all jobs of a group that are ready."""
-        group = self.scheduler.groups[number]
-        seats = {name: nodes for name, nodes in group.seats().items() if name not in self._cold}
-        runners = runners_of(group.shape.turns, group.shape.places, group.shape.shared, self.now)
-        self._permits[number].seated(group.shape.verdict.order, seats, runners)
-        self._grant(number)
+        shape = self.scheduler.groups[number].shape
+        jobs = jobs_of(shape.turns, shape.places, shape.shared, self.now)
+        ready = [job for job in jobs if not self._jobs[job.name].cold]
+        self._turns[number].seat(ORDERS[shape.verdict.order], ready, self.now)
+        self._start(number)
 
-    def _void(self, name: str) -> None:
-        running = self._running[name]
-        self._cold.discard(name)
-        running.epoch += 1
-        running.step_alone = 0.0
+    def _start(self, number: int) -> None:
+        for job in self._turns[number].start(self.now):
+            self._begin_phase(job, self.scheduler.groups[number])
 
-    def _begin(self, name: str) -> None:
-        """On its new nodes: at once where it starts for the first time, else after a cold start."""
-        running = self._running[name]
-        record = running.record
-        self._where[name] = self.scheduler.home[name]
-        cold = 0.0
-        record.waited += self.now - record.since
-        if record.started is None:
-            record.started = self.now
-        else:
-            cold = record.job.cold_seconds
-        running.began = self.now
-        self._cold.add(name)
-        self._push(self.now + cold, "ready", name, running.epoch)
+    def _begin_phase(self, phased: PhasedJob, group: Group) -> None:
+        name, which, shared = phased.name, phased.phase, len(group.standings) > 1
+        running = self._jobs[name]
+        job, step = running.job, running.steps
+        grown = 1 + job.drift * step / max(1, job.steps)
+        draw = float(running.draws[step, which])
+        pair = group.shape.pair
+        seconds = job.durations(*pair, group.shape.training_nodes)[which].grown(grown).drawn(draw)
+        own = job.durations(*group.standings[name].pair, job.training_nodes)[which].grown(grown)
+        running.step_alone += own.drawn(draw)
+        warm = job.warm_rollout if which == ROLLOUT else job.warm_training
+        whole = seconds + (warm if shared else 0.0)
+        hold = whole - (seconds * job.tail * (1 - TAIL_SHARE) if which == ROLLOUT and shared else 0.0)
+        self._busy[pair[which]] += hold * len(group.nodes_of(name)[which])
+        if hold < whole:
+            self._later(hold, running, self._tail)
+        self._later(whole, running, self._ended)
 
-    def _ready(self, name: str, epoch: int) -> None:
-        running = self._running.get(name)
-        if running is not None and running.epoch == epoch:
-            self._cold.remove(name)
-            self._permits[self._where[name]].ask(name, "rollout")
-            self._seat(self._where[name])
-
-    def _tail(self, name: str, epoch: int) -> None:
+    def _tail(self, running: _Running) -> None:
         """The rest of a rollout needs a part of its nodes only, which is in its `hold` already."""
-        running = self._running.get(name)
-        if running is not None and running.epoch == epoch:
-            self._permits[self._where[name]].tail(name)
-            self._grant(self._where[name])
+        number = self.scheduler.home[running.job.name]
+        self._turns[number].jobs[running.job.name].held = 0
+        self._start(number)
 
-    def _grant(self, number: int) -> None:
-        permits = self._permits[number]
-        group = self.scheduler.groups[number]
-        shared = len(group.standings) > 1
-        for name, phase in permits.granted(self.now):
-            running = self._running[name]
-            job, step = running.record.job, running.record.steps
-            pair = group.shape.pair
-            durations = job.durations(*pair, group.shape.training_nodes)
-            which = 0 if phase == "rollout" else 1
-            grown = 1 + job.drift * step / max(1, job.steps)
-            seconds = durations[which].grown(grown).drawn(float(self._draws[name][step, which]))
-            best = group.standings[name].pair
-            own = job.durations(*best, job.training_nodes)[which].grown(grown)
-            running.step_alone += own.drawn(float(self._draws[name][step, which]))
-            warm = job.warm_rollout if phase == "rollout" else job.warm_training
-            whole = seconds + (warm if shared else 0.0)
-            hold = whole - (seconds * job.tail * (1 - TAIL_SHARE) if phase == "rollout" and shared else 0.0)
-            nodes = permits.seats[name].nodes(phase)
-            pool = pair[which]
-            self._busy[pool] = self._busy.get(pool, 0.0) + hold * len(nodes)
-            running.phase = phase
-            if hold < whole:
-                self._push(self.now + hold, "tail", name, running.epoch)
-            self._push(self.now + whole, "phase", name, running.epoch)
-
-    def _ended(self, name: str, epoch: int) -> None:
-        running = self._running.get(name)
-        if running is None or running.epoch != epoch:
-            return
-        number = self._where[name]
-        permits = self._permits[number]
-        permits.release(name, self.now)
-        if running.phase == "rollout":
-            permits.ask(name, "training")
-        elif self._stepped(name, running):
-            return
-        else:
-            permits.ask(name, "rollout")
-        self._grant(self._where[name])
+    def _ended(self, running: _Running) -> None:
+        name = running.job.name
+        turns = self._turns[self.scheduler.home[name]]
+        turns.end(name, self.now)
+        if turns.jobs[name].phase != ROLLOUT or not self._stepped(name, running):
+            self._start(self.scheduler.home[name])
 
     def _stepped(self, name: str, running: _Running) -> bool:
         """A step is done; whether the job has left its group."""
-        record, job = running.record, running.record.job
-        record.steps += 1
+        job = running.job
+        running.steps += 1
         running.done += running.step_alone
         running.seen.append(running.step_alone)
         running.step_alone, running.began = 0.0, self.now
-        if record.steps == job.steps:
-            record.finished, record.alone = self.now, running.done
+        if running.steps == job.steps:
+            running.finished, running.alone = self.now, running.done
             self._unfinished -= 1
-            del self._running[name]
-            self._permits[self._where.pop(name)].leave(name)
             self._stand()
             self._decided(self.scheduler.depart(name))
             return True
         if not self.follow:
             return False
-        if record.steps % LOOK == 0 and (grown := self._drifted(name, running)) is not None:
+        if running.steps % LOOK == 0 and (grown := self._drifted(running)) is not None:
             running.told = grown
             self._stand()
-            return self._heard(name, lambda: self.scheduler.measured(name, job.grown(grown, grown)))
-        if record.steps % LATE == 0:
+            return self._heard(running, self.scheduler.measured(name, job.grown(grown, grown)))
+        if running.steps % LATE == 0:
             self._stand()
-            group = self.scheduler.groups[self._where[name]]
-            standing = self.scheduler.standing(name)
-            self._permits[self._where[name]].allow(name, standing.alone * standing.bound)
-            late = group.shape.slowdown(name) > self.scheduler.standing(name).bound * 1.005
-            if late and len(group.standings) > 1:
-                return self._heard(name, lambda: self.scheduler.relieve(name))
+            group, standing = self.scheduler.groups[self.scheduler.home[name]], self.scheduler.standing(name)
+            self._turns[group.number].jobs[name].limit = standing.alone * standing.bound
+            if group.shape.slowdown(name) > standing.bound * 1.005 and len(group.standings) > 1:
+                return self._heard(running, self.scheduler.relieve(name))
             if self.scheduler.shapes.surely and self.now - self._decided_at >= RECONSIDER:
-                return self._heard(name, self.scheduler.reconsider)
+                return self._heard(running, self.scheduler.reconsider())
         return False
 
-    def _drifted(self, name: str, running: _Running) -> float | None:
+    def _drifted(self, running: _Running) -> float | None:
         """How much longer its phases have become, if that is worth a word."""
-        job = running.record.job
+        job = running.job
         seen = sum(running.seen[-LOOK:]) / LOOK
-        phases = job.durations(*self.scheduler.standing(name).pair, job.training_nodes)
+        phases = job.durations(*self.scheduler.standing(job.name).pair, job.training_nodes)
         grown = seen / sum(each.typical * math.exp(each.spread**2 / 2) for each in phases)
         noise = max(each.spread for each in phases) / math.sqrt(LOOK)
         return grown if abs(grown / running.told - 1) > max(DRIFTED, 2 * noise) else None
 
-    def _heard(self, name: str, decide: Callable[[], Sequence[Decision]]) -> bool:
-        """A decision about a job between two of its steps; whether it was moved."""
-        epoch = self._running[name].epoch
-        self._permits[self._where[name]].ask(name, "rollout")
-        self._decided(decide())
-        return self._running[name].epoch != epoch or name not in self._permits[self._where[name]].waiting
-
-    def _count_nodes(self) -> None:
-        self._nodes = {}
-        for group in self.scheduler.groups.values():
-            rollout, training = group.shape.pair
-            self._nodes[training] = self._nodes.get(training, 0) + len(group.training_nodes)
-            if rollout != training:
-                self._nodes[rollout] = self._nodes.get(rollout, 0) + len(group.rollout_nodes)
-        for pool, count in self._nodes.items():
-            self._peak[pool] = max(self._peak.get(pool, 0), count)
-        self.rates.append((self.now, self.scheduler.price))
+    def _heard(self, running: _Running, decisions: Sequence[Decision]) -> bool:
+        """Does what was decided about a job between two of its steps; whether it was moved, or goes on already."""
+        name, epoch = running.job.name, running.epoch
+        self._decided(decisions)
+        return running.epoch != epoch or self._turns[self.scheduler.home[name]].jobs[name].since is None

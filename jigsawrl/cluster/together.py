@@ -8,20 +8,19 @@ move is in a set only if it stays where it is.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate, islice
 
 from jigsawrl.cluster.cover import Column, cheaper
-from jigsawrl.cluster.groups import Group
-from jigsawrl.cluster.nodes import Nodes
+from jigsawrl.cluster.groups import Group, affordable, roomiest
+from jigsawrl.cluster.pools import Nodes
 from jigsawrl.cluster.regroup import (
-    Effort,
+    Choice,
     Regrouping,
-    affordable,
     least_price,
+    movers,
     moving_seconds,
     possible_groups,
-    stays,
 )
 from jigsawrl.cluster.shapes import Shape, Shapes, Standing
 
@@ -32,9 +31,6 @@ CENT = 0.01
 HOURS = 4.0
 """That are looked ahead."""
 
-Choice = tuple[Shape, Group | None]
-"""A new shape and the group that takes it; None: a new group."""
-
 
 def regroupings(
     shapes: Shapes,
@@ -42,7 +38,7 @@ def regroupings(
     nodes: Nodes,
     first: Collection[int],
     new: Collection[str],
-    effort: Effort,
+    effort: int,
 ) -> Iterator[Regrouping]:
     """What pays, for the `first` groups and those with most room; `new` jobs have not begun and move for free."""
     some = _pool(groups, first)
@@ -50,49 +46,31 @@ def regroupings(
         return
     standings = {name: each for group in some for name, each in group.standings.items()}
     lost = {name: 0.0 if name in new else moving_seconds(each) for name, each in standings.items()}
-    row = {group.number: len(standings) + k for k, group in enumerate(some)}
-    number = {name: k for k, name in enumerate(standings)}
-    stay = [_cost(shapes, group.shape, group, standings, lost) for group in some]
+    found = possible_groups(shapes, list(standings.values()), MOST_SETS, effort).values()
     choices: list[Choice] = [(group.shape, group) for group in some]
+    choices += [(shape, keeper) for shape in found for keeper in _keepers(some, shape, standings, lost)]
+    costs = [_cost(shapes, choice, standings, lost) for choice in choices]
+    bits = {each: 1 << row for row, each in enumerate([*standings, *(group.number for group in some)])}
     columns = [
-        Column(sum([1 << number[name] for name in group.standings]) | 1 << row[group.number], cost)
-        for group, cost in zip(some, stay, strict=True)
+        Column(sum([bits[name] for name in shape.seats]) + (bits[keeper.number] if keeper else 0), cost)
+        for (shape, keeper), cost in zip(choices, costs, strict=True)
     ]
-    for mask, shape in possible_groups(shapes, list(standings.values()), MOST_SETS, effort).items():
-        for keeper in _keepers(some, shape, standings, lost):
-            rows = mask if keeper is None else mask | 1 << row[keeper.number]
-            columns.append(Column(rows, _cost(shapes, shape, keeper, standings, lost)))
-            choices.append((shape, keeper))
-    chosen = cheaper(columns, len(standings), len(standings) + len(some), sum(stay) - CENT, STEPS)
+    chosen = cheaper(columns, len(standings), len(bits), sum(costs[: len(some)]) - CENT, STEPS)
     if chosen is None:
         return
-    before = dict(zip(row, stay, strict=True))
     for old, parts in _apart(some, _settled([choices[k] for k in chosen], some)):
-        shapes_now = tuple(shape for shape, _ in parts)
-        saved = sum([group.shape.price for group in old]) - sum([shape.price for shape in shapes_now])
-        gain = sum([before[group.number] for group in old])
-        gain -= sum([_cost(shapes, shape, keeper, standings, lost) for shape, keeper in parts])
-        if saved > CENT and gain > 0 and affordable(nodes, old, shapes_now):
-            jobs = tuple(name for group in old for name in group.standings)
-            kept = tuple(None if keeper is None else keeper.number for _, keeper in parts)
-            yield Regrouping(tuple(group.number for group in old), jobs, shapes_now, kept, saved)
+        plan = Regrouping(old, parts)
+        gain = sum([_cost(shapes, (group.shape, group), standings, lost) for group in old])
+        gain -= sum([_cost(shapes, choice, standings, lost) for choice in parts])
+        if plan.saved > CENT and gain > 0 and affordable(nodes, old, [shape for shape, _ in parts]):
+            yield plan
 
 
 def _pool(groups: Mapping[int, Group], first: Collection[int]) -> list[Group]:
-    mine = [groups[number] for number in first]
-    others = heapq.nsmallest(
-        MOST_JOBS,
-        (each for each in groups.values() if each.number not in first),
-        key=lambda each: (-each.room.total, each.number),
-    )
-    found: list[Group] = []
-    count = 0
-    for group in [*mine, *others]:
-        count += len(group.standings)
-        if count > MOST_JOBS:
-            break
-        found.append(group)
-    return found
+    others = roomiest((each for each in groups.values() if each.number not in first), MOST_JOBS)
+    found = [*(groups[number] for number in first), *others]
+    counts = accumulate([len(group.standings) for group in found])
+    return [group for group, count in zip(found, counts, strict=True) if count <= MOST_JOBS]
 
 
 def _keepers(
@@ -103,22 +81,17 @@ def _keepers(
 ) -> list[Group | None]:
     """Who could take this shape: the group of most of its jobs, and a new one; nobody if not all can move in time."""
     late = {
-        turn.name
-        for turn, seconds in zip(shape.turns, shape.verdict.seconds, strict=True)
-        if lost[turn.name]
-        and max(1.0, seconds / turn.alone) > standings[turn.name].bound_after(lost[turn.name])
+        name
+        for name, slowdown in shape.slowdowns.items()
+        if lost[name] and max(1.0, slowdown) > standings[name].bound_after(lost[name])
     }
-    names = {turn.name for turn in shape.turns}
     there = [
-        (sum([lost[name] for name in common]), -group.number, group)
+        (-sum([lost[name] for name in shape.seats if name in group.standings]), group.number, group)
         for group in groups
-        if (common := names & group.standings.keys()) and group.shape.pair == shape.pair
+        if shape.seats.keys() & group.standings.keys() and group.shape.pair == shape.pair
     ]
-    found: list[Group | None] = [] if late else [None]
-    for _, _, group in sorted(there, key=lambda each: each[:2], reverse=True):
-        if not late - stays(group, shape):
-            return [group, *found]
-    return found
+    in_time = (group for _, _, group in sorted(there) if late.isdisjoint(movers(group, shape)))
+    return [*islice(in_time, 1), *([] if late else [None])]
 
 
 def _settled(choices: Sequence[Choice], groups: Sequence[Group]) -> list[Choice]:
@@ -127,9 +100,8 @@ def _settled(choices: Sequence[Choice], groups: Sequence[Group]) -> list[Choice]
     found = []
     for shape, keeper in choices:
         if keeper is None:
-            names = {turn.name for turn in shape.turns}
             free = (each for each in groups if each.number not in kept and each.shape.pair == shape.pair)
-            keeper = next((each for each in free if names & each.standings.keys()), None)
+            keeper = next((each for each in free if shape.seats.keys() & each.standings.keys()), None)
             if keeper is not None:
                 kept.add(keeper.number)
         found.append((shape, keeper))
@@ -137,14 +109,10 @@ def _settled(choices: Sequence[Choice], groups: Sequence[Group]) -> list[Choice]
 
 
 def _cost(
-    shapes: Shapes,
-    shape: Shape,
-    keeper: Group | None,
-    standings: Mapping[str, Standing],
-    lost: Mapping[str, float],
+    shapes: Shapes, choice: Choice, standings: Mapping[str, Standing], lost: Mapping[str, float]
 ) -> float:
     """Dollars of the next hours, each node until its last job is done, and of the moves."""
-    pools = shapes.cluster.pools
+    (shape, keeper), pools = choice, shapes.cluster.pools
     ends = [
         min(HOURS, standings[turn.name].left / 3600 * seconds / turn.alone)
         for turn, seconds in zip(shape.turns, shape.verdict.seconds, strict=True)
@@ -156,8 +124,8 @@ def _cost(
             for node in nodes:
                 until[node] = max(until[node], end)
         dollars += sum(until) * pools[shape.pair[0]].price
-    moved = {turn.name for turn in shape.turns} - (stays(keeper, shape) if keeper else set())
-    return dollars + sum([lost[name] for name in moved]) / 3600 * shape.price / len(shape.turns)
+    moved = sum([lost[name] for name in movers(keeper, shape)])
+    return dollars + moved / 3600 * shape.price / len(shape.turns)
 
 
 def _apart(groups: Sequence[Group], choices: Sequence[Choice]) -> Iterator[tuple[list[Group], list[Choice]]]:
@@ -165,7 +133,7 @@ def _apart(groups: Sequence[Group], choices: Sequence[Choice]) -> Iterator[tuple
     home = {name: group.number for group in groups for name in group.standings}
     lot = {group.number: group.number for group in groups}
     for shape, _ in choices:
-        mine = {lot[home[turn.name]] for turn in shape.turns}
+        mine = {lot[home[name]] for name in shape.seats}
         lot = {number: min(mine) if old in mine else old for number, old in lot.items()}
     for number in sorted(set(lot.values())):
         old = [group for group in groups if lot[group.number] == number]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from jigsawrl.cluster.groups import Group
-from jigsawrl.cluster.nodes import Nodes
+from jigsawrl.cluster.groups import Group, affordable
 from jigsawrl.cluster.placing import cheapest
-from jigsawrl.cluster.shapes import Shape, Shapes, Standing
+from jigsawrl.cluster.pools import Nodes
+from jigsawrl.cluster.shapes import Shapes, Standing
 
 OVERTAKINGS = 8
 """Of a waiting job; then all that came later wait until it has nodes."""
@@ -26,7 +26,7 @@ def held_back(shapes: Shapes, nodes: Nodes, waiting: Iterable[Standing], standin
         each.overtaken >= OVERTAKINGS
         and goes_before(each, standing)
         and any(
-            all(nodes.most(pool) >= count for pool, count in _wanted(shape).items())
+            all(nodes.most(pool) >= count for pool, count in shape.nodes.items())
             for shape in shapes.isolated(each)
         )
         for each in waiting
@@ -39,20 +39,20 @@ def outranked(shapes: Shapes, nodes: Nodes, groups: Iterable[Group], standing: S
     A group keeps its nodes if anyone in it is as important, or was preempted often enough. Of the others, those keep
     them first that are more important, then those that came first.
     """
-    less = [group for group in groups if all(_yields(each, standing) for each in group.standings.values())]
-    less.sort(
+    less = sorted(
+        (group for group in groups if all(_yields(each, standing) for each in group.standings.values())),
         key=lambda group: (
             -max(each.job.priority for each in group.standings.values()),
             min(each.came for each in group.standings.values()),
-        )
+        ),
     )
     for shape in shapes.isolated(standing):
         taken = less
-        if not _enough(shape, nodes, taken):
+        if not affordable(nodes, taken, [shape]):
             continue
         for group in less:
             fewer = [each for each in taken if each is not group]
-            if _enough(shape, nodes, fewer):
+            if affordable(nodes, fewer, [shape]):
                 taken = fewer
         return taken
     return ()
@@ -65,9 +65,8 @@ def outranked_beside(
     the least important that came last, else all of them. Whoever stays keeps its promise."""
     mixed = []
     for group in groups:
-        less = [each for each in group.standings.values() if _yields(each, standing)]
-        if less and len(less) < len(group.standings):
-            less.sort(key=_importance)
+        less = sorted((each for each in group.standings.values() if _yields(each, standing)), key=_importance)
+        if 0 < len(less) < len(group.standings):
             mixed.append((group, less))
     for group, less in sorted(mixed, key=lambda each: _importance(each[1][0])):
         for gone in (*([each] for each in less), less):
@@ -86,28 +85,14 @@ def _importance(standing: Standing) -> tuple[float, int]:
 def _without(shapes: Shapes, group: Group, names: set[str]) -> Group | None:
     """What would be left of a group."""
     rest = {name: each for name, each in group.standings.items() if name not in names}
-    shape = shapes.without(group.shape, rest, names)
+    shape = shapes.without(group.shape, group.standings, names)
     if shape is None:
         return None
-    standings = {turn.name: rest[turn.name] for turn in shape.turns}
     rollout = group.rollout_nodes[: shape.rollout_nodes]
-    found = Group(group.number, shape, standings, rollout, group.training_nodes[: shape.training_nodes])
+    found = Group(group.number, shape, rest, rollout, group.training_nodes[: shape.training_nodes])
     found.measure(shapes.cluster)
     return found
 
 
 def _yields(one: Standing, other: Standing) -> bool:
     return one.job.priority < other.job.priority and one.preempted < PREEMPTIONS
-
-
-def _enough(shape: Shape, nodes: Nodes, groups: Sequence[Group]) -> bool:
-    """Whether there are as many nodes, with those of some groups."""
-    return all(
-        nodes.left(pool) + sum(_wanted(each.shape).get(pool, 0) for each in groups) >= count
-        for pool, count in _wanted(shape).items()
-    )
-
-
-def _wanted(shape: Shape) -> dict[str, int]:
-    """Nodes of each pool."""
-    return {shape.pair[0]: shape.rollout_nodes, shape.pair[1]: shape.training_nodes}

@@ -31,6 +31,7 @@ from jigsawrl.config.reserved import alike, is_reserved, refusal
 from jigsawrl.config.runfile import absolute, anchor_paths, overridden, read_run_file, validated
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
+from jigsawrl.phases.turns import OrderName
 
 PolicyName = Literal["jigsaw", "serial", "concurrent", "rollout-mux", "rollmux", "rlix", "greedy"]
 AtLeastOne = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=1), at_most(MOST)]
@@ -113,6 +114,10 @@ class PipelinesConfig(Settings):
     """Everything random follows from it."""
     policy: PolicyName = "jigsaw"
     """Who runs where, and when."""
+    order: OrderName | None = None
+    """Under rollmux with pools, whose phase starts next: as-ready (first come, first served), round-robin (one
+    rollout and one training of each in turn) or by-need (the one due first; a worker is kept free for one that
+    cannot wait). A cluster writes here what its plan promises. null: as is predicted to end all work first."""
     workers: Annotated[int, Field(strict=True, ge=1, le=4096)] = 4
     """Accelerators."""
     ranks: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
@@ -145,6 +150,14 @@ class PipelinesConfig(Settings):
         if pools is not None and self.policy == "rlix":
             raise refuse(
                 "pools: rlix lets both phases share one pool; leave them out, or choose policy: rollmux"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _an_order_is_for_turns_in_pools(self) -> PipelinesConfig:
+        if self.order is not None and (self.policy != "rollmux" or self.pools is None):
+            raise refuse(
+                f"order: only under policy: rollmux with pools do pipelines take turns; leave out order: {self.order}"
             )
         return self
 

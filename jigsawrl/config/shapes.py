@@ -7,17 +7,15 @@ from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
 from jigsawrl.config.files import model_spec
 from jigsawrl.config.pipelines import PipelineConfig
 from jigsawrl.config.settings import ModelConfig, RunConfig
 from jigsawrl.config.tasks import ArithmeticTask, CalculatorTask, EpisodeTask
+from jigsawrl.graph.forecast import Floats
 from jigsawrl.graph.shape import ModelShape, PipelineShape
 from jigsawrl.model.spec import ModelSpec, spec_from_config
 from jigsawrl.model.tiny import tiny_config
-
-Floats = NDArray[np.float64]
 
 MEDIAN, SPREAD = 0.25, 0.75
 """Prior of lengths: a log-normal with its median at this part of max_tokens, cut there. Traced workloads have medians

@@ -31,7 +31,7 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.graph.fits import refuse_what_cannot_fit
 from jigsawrl.graph.forecast import Forecast
 from jigsawrl.graph.outlook import Outlook
-from jigsawrl.runtime.learning import first_outlook
+from jigsawrl.runtime.first_outlook import first_outlook
 
 COLD_S = 6.0
 """Seconds until the processes of a small model's job are up; on two cores it was 4 to 8."""

@@ -24,7 +24,7 @@ from jigsawrl.cluster.scheduler import Scheduler
 from jigsawrl.cluster.simulation import DRIFTED, LOOK, RECONSIDER
 from jigsawrl.daemon.admission import HOUR, job_of
 from jigsawrl.daemon.ledger import GroupEntry, JobEntry, JobState, Ledger
-from jigsawrl.daemon.orders import Begin, Halt, Join, Leave, Order, Wanted, orders
+from jigsawrl.daemon.orders import Begin, Halt, Join, Leave, Order, Reorder, Wanted, orders
 from jigsawrl.daemon.runs import Run, Seats, held_stores, runs_folder, start, wait_until_ended
 from jigsawrl.store import folders
 from jigsawrl.telemetry.text import duration
@@ -371,7 +371,7 @@ class Daemon:
         for number, group in self.scheduler.groups.items():
             seats = self._seats(group)
             names = tuple(name for name in group.standings if not self.jobs[name].cancel)
-            wanted[number] = Wanted(seats.nodes, names, seats.places)
+            wanted[number] = Wanted(seats.nodes, names, seats.places, seats.order)
         for order in orders(wanted, [run.going for run in self.runs.values()]):
             self._do(order)
 
@@ -381,8 +381,10 @@ class Daemon:
             tuple(sorted(nodes, key=lambda node: min(self.cores[node])))
             for nodes in (group.rollout_nodes, group.training_nodes)
         )
-        places = {} if group.shape.shared else {name: group.nodes_of(name)[0] for name in group.standings}
-        return Seats(rollout, training, places)
+        if group.shape.shared:
+            return Seats(rollout, training)
+        places = {name: group.nodes_of(name)[0] for name in group.standings}
+        return Seats(rollout, training, places, group.shape.verdict.order)
 
     def _do(self, order: Order) -> None:
         match order:
@@ -404,6 +406,9 @@ class Daemon:
             case Leave(number, name):
                 if self.runs[number].listens():
                     self.runs[number].leave(name)
+            case Reorder(number, promised):
+                if self.runs[number].listens():
+                    self.runs[number].reorder(promised)
             case Halt(number):
                 run = self.runs[number]
                 self.say(f"group {run.group}: its nodes change; steps are finished and saved")

@@ -1,14 +1,16 @@
 """What is to be done for the runs to become what the scheduler wants. Pure.
 
-A run is a group at work: its nodes never change while it goes, nor those of a job, but who is in it may. A job that
-leaves finishes its step and is saved; one that joins goes on from there. Nobody begins on nodes, or with jobs, that
-another run still has.
+A run is a group at work: its nodes never change while it goes, nor those of a job, but who is in it may, and the
+order in which they take turns. A job that leaves finishes its step and is saved; one that joins goes on from there.
+Nobody begins on nodes, or with jobs, that another run still has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from jigsawrl.phases.turns import OrderName
 
 Places = Mapping[str, frozenset[str]]
 """The rollout nodes of each job, where it has some of its group's for itself."""
@@ -22,6 +24,8 @@ class Wanted:
     """Rollout nodes first."""
     jobs: tuple[str, ...]
     places: Places = field(default_factory=dict)
+    order: OrderName | None = None
+    """That its plan promises, where its jobs have pools to take turns in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class Going:
     """That were told to."""
     stopping: bool
     places: Places = field(default_factory=dict)
+    order: OrderName | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +64,19 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
+class Reorder:
+    """From now on its jobs take turns in another order."""
+
+    run: int
+    order: OrderName | None
+
+
+@dataclass(frozen=True, slots=True)
 class Halt:
     run: int
 
 
-Order = Begin | Join | Leave | Halt
+Order = Begin | Join | Leave | Reorder | Halt
 
 
 def orders(wanted: Mapping[int, Wanted], going: Sequence[Going]) -> list[Order]:
@@ -89,4 +102,6 @@ def _of_run(run: Going, group: Wanted | None, busy_jobs: set[str]) -> list[Order
     if any(job in run.past for job in new):
         return [Halt(run.number)]
     found: list[Order] = [Leave(run.number, job) for job in sorted(run.jobs - {*group.jobs} - run.leaving)]
+    if run.order != group.order:
+        found.append(Reorder(run.number, group.order))
     return found + [Join(run.number, job) for job in new if job not in busy_jobs]

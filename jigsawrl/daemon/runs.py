@@ -20,9 +20,10 @@ from jigsawrl.daemon.ledger import JobEntry
 from jigsawrl.daemon.orders import Going, Places
 from jigsawrl.errors import JigsawError
 from jigsawrl.liveness import Watched, silent_s, was_silent
+from jigsawrl.phases.turns import OrderName
 from jigsawrl.processes import die_with_parent
-from jigsawrl.runtime.alive import SCHEDULER
 from jigsawrl.runtime.control import ADDRESS, Question
+from jigsawrl.runtime.start import SCHEDULER
 from jigsawrl.store import folders, locks
 from jigsawrl.telemetry import jsonl
 from jigsawrl.underway import wait_until_gone
@@ -42,6 +43,8 @@ class Seats:
     """The same ones where both phases share their nodes."""
     places: Places = field(default_factory=dict)
     """None where they do."""
+    order: OrderName | None = None
+    """In which the jobs take turns; None where both phases share their nodes."""
 
     @property
     def shared(self) -> bool:
@@ -72,6 +75,8 @@ class Run:
     """Whether it was told to stop."""
     places: dict[str, frozenset[str]] = field(default_factory=dict)
     """Rollout nodes of the jobs that ever were in it."""
+    order: OrderName | None = None
+    """That it was told last."""
     read: int = 0
     """Bytes of its events."""
     store: Path | None = None
@@ -83,7 +88,7 @@ class Run:
     @property
     def going(self) -> Going:
         some = frozenset(self.jobs), frozenset(self.past), frozenset(self.leaving)
-        return Going(self.number, self.group, self.seats.nodes, *some, self.stopping, self.places)
+        return Going(self.number, self.group, self.seats.nodes, *some, self.stopping, self.places, self.order)
 
     def news(self) -> list[dict[str, Any]]:
         """Events since the last time; whole lines only."""
@@ -122,6 +127,10 @@ class Run:
         """After its step; it is saved."""
         self.leaving.add(job)
         self._ask(do="cancel", pipeline=job)
+
+    def reorder(self, order: OrderName | None) -> None:
+        self.order = order
+        self._ask(do="order", order=order)
 
     def _ask(self, **request: Any) -> None:
         """Nobody waits for the answer here: a run that is being set up takes its time."""
@@ -213,7 +222,7 @@ def run_config(
     }
     if not seats.shared:
         counts = {"rollout": len(seats.rollout_nodes), "training": len(seats.training_nodes)}
-        config["pools"] = {**counts, "link": link}
+        config |= {"pools": {**counts, "link": link}, "order": seats.order}
     return config
 
 
@@ -264,7 +273,9 @@ def start(
         )
     ended, names = os.pidfd_open(process.pid), {job.name for job in jobs}
     watched = Watched(None, silent_s(), pid=process.pid)
-    return Run(number, group, seats, out, process, ended, watched, names, places=dict(seats.places))
+    run = Run(number, group, seats, out, process, ended, watched, names)
+    run.places, run.order = dict(seats.places), seats.order
+    return run
 
 
 def held_stores(runs: Path) -> dict[Path, Path]:

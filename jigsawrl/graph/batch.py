@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from jigsawrl.graph.cost import Costs, DecodeCost
+from jigsawrl.graph.cost import Costs
 from jigsawrl.graph.decode import DecodeCurve
+from jigsawrl.graph.forecast import Floats
 from jigsawrl.graph.lanes import Segment
 from jigsawrl.graph.rollout import decode_passes
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +21,6 @@ class Batch:
     remaining: Floats
     context: Floats
     turns: int = 1
-
-    @classmethod
-    def fresh(cls, lengths: Floats, prompt_tokens: float, turns: int) -> Batch:
-        return cls(lengths, np.full(len(lengths), prompt_tokens), turns)
 
     @classmethod
     def merged(cls, batches: list[Batch]) -> Batch:
@@ -41,31 +36,34 @@ class Batch:
         """In turn, as requests are dealt out to engines."""
         return [Batch(self.remaining[i::parts], self.context[i::parts], self.turns) for i in range(parts)]
 
-    def turn(self, cost: DecodeCost) -> DecodeCurve:
-        """The decode of the coming turn; the other turns are as long."""
-        return DecodeCurve.of(np.ceil(self.remaining / self.turns), self.context, cost)
-
-    def next_turn(self) -> Batch:
-        done = np.ceil(self.remaining / self.turns)
-        return Batch(self.remaining - done, self.context + done, self.turns - 1)
-
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Segments of a lane, and for each of them the decode it is a part of."""
+    """Segments of a lane, and the decode that some of them are parts of."""
 
     segments: tuple[Segment, ...]
-    curves: tuple[DecodeCurve | None, ...]
-    offsets: tuple[float, ...]
-    """Seconds into its curve at which each segment starts."""
+    curves: Mapping[int, tuple[DecodeCurve, float]]
+    """For each segment that decodes its curve, and the seconds into it at which the segment starts."""
+
+    def _at(self, index: int, left: float) -> tuple[DecodeCurve, float]:
+        """The curve of segment `index`, and how far in it one is when the segment has `left` seconds to go."""
+        curve, offset = self.curves[index]
+        return curve, offset + self.segments[index].seconds - left
+
+    def left(self, index: int, left: float) -> int:
+        """How many sequences are not done when segment `index` has `left` seconds to go."""
+        curve, done = self._at(index, left)
+        return len(curve.seconds) - int(curve.seconds.searchsorted(done, side="right"))
+
+    @property
+    def seconds(self) -> float:
+        """Of all of it, alone."""
+        return sum(segment.seconds for segment in self.segments)
 
     def survivors(self, index: int, left: float) -> Batch:
         """What remains to be generated when segment `index`, of the last turn, has `left` seconds to go."""
-        curve = self.curves[index]
-        assert curve is not None
-        done = self.offsets[index] + self.segments[index].seconds - left
-        remaining, context = curve.after(curve.passes_at(done))
-        return Batch(remaining, context)
+        curve, done = self._at(index, left)
+        return Batch(*curve.after(curve.passes_at(done)))
 
 
 def engine(
@@ -89,35 +87,30 @@ def engine(
     cost = replace(cost, b=cost.b * each, c=cost.c * each)
     kv_tokens = None if kv_tokens is None else kv_tokens / each
     count = len(batch.remaining)
-    segments: list[Segment] = []
-    curves: list[DecodeCurve | None] = []
-    offsets: list[float] = []
-
-    def add(segment: Segment, curve: DecodeCurve | None = None, offset: float = 0.0) -> None:
-        segments.append(segment)
-        curves.append(curve)
-        offsets.append(offset)
-
-    add(Segment("swap", swap_seconds))
+    segments = [Segment("swap", swap_seconds)]
+    curves: dict[int, tuple[DecodeCurve, float]] = {}
     tokens = float(batch.context.sum())
     while True:
         mean = float(batch.context.mean()) if count else 0.0
         seconds = costs.prefill_seconds(tokens * each, mean, tp, count * each)
-        add(Segment("prefill", seconds, round(count * each), tokens * each))
-        curve = batch.turn(cost)
+        segments.append(Segment("prefill", seconds, round(count * each), tokens * each))
+        order = np.ceil(batch.remaining / batch.turns)  # each turn is as long as the others
+        curve = DecodeCurve.of(order, batch.context, cost)
         start = curve.tail_start()
         bulk = curve.seconds_at(start)
         bulk_tokens = float(np.minimum(curve.remaining, start).sum())
         queued = 0.0
         if kv_tokens is not None and tokens + curve.tokens > kv_tokens:
-            order = np.ceil(batch.remaining / batch.turns)
             passes = decode_passes(cost, order, mean, kv_tokens, max_tokens / batch.turns)
             queued = max(0.0, passes.seconds - curve.total)
-        add(Segment("decode", bulk + queued, round(count * each), bulk_tokens * each), curve)
         active = round(curve.active_at(start) * each)
-        add(Segment("tail", curve.total - bulk, active, (curve.tokens - bulk_tokens) * each), curve, bulk)
+        curves |= {len(segments): (curve, 0.0), len(segments) + 1: (curve, bulk)}
+        segments += [
+            Segment("decode", bulk + queued, round(count * each), bulk_tokens * each),
+            Segment("tail", curve.total - bulk, active, (curve.tokens - bulk_tokens) * each),
+        ]
         if batch.turns == 1:
-            return Engine(tuple(segments), tuple(curves), tuple(offsets))
-        add(Segment("tool", tool_seconds, round(count * each)))
-        batch = batch.next_turn()
+            return Engine(tuple(segments), curves)
+        segments.append(Segment("tool", tool_seconds, round(count * each)))
+        batch = Batch(batch.remaining - order, batch.context + order, batch.turns - 1)
         tokens = 0.0  # what tools say is short beside what is generated

@@ -4,7 +4,7 @@
     a pass over tokens      fixed + per_token * tokens + per_token_context * tokens * mean length
 
 Seconds, alone on whole workers. Coefficients are fitted (`fitting.py`), follow what a run measures
-(`runtime/learning.py`), carry their relative error, and are never negative. Measured at one width, they are carried
+(`scheduler/learning.py`), carry their relative error, and are never negative. Measured at one width, they are carried
 to others by a rule: what grows with tokens shrinks with the number of workers, what is fixed does not, and what moves
 weights between host and device is each worker's part of them. Where a run keeps its state in host memory
 (`offloaded`), the fixed part of a pass over tokens is such a move. One engine spans `tp` workers; with another `tp`
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.shape import ModelShape
@@ -31,6 +31,10 @@ UNKNOWN = 0.3
 """Relative error of what was derived and not measured."""
 
 
+TokenPass = Literal["logprob", "ref", "grad"]
+"""A pass over all tokens of a step."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
     """Seconds of one decode pass."""
@@ -40,9 +44,6 @@ class DecodeCost:
     c: float
     error: float = UNKNOWN
     """Relative, one standard deviation."""
-
-    def pass_seconds(self, sequences: float, length: float) -> float:
-        return self.a + self.b * sequences + self.c * sequences * length
 
     def knee(self, length: float) -> int:
         """So many sequences that half of a pass is its fixed cost: with fewer, workers idle."""
@@ -130,48 +131,34 @@ class Costs:
             math.hypot(self.decoding.error, UNKNOWN / 2),
         )
 
-    def prefill_seconds(
-        self, tokens: float, mean_length: float, tp: int, sequences: float | None = None
-    ) -> float:
-        """Of one engine; as many sequences as prompts of the mean length, if not told."""
-        if sequences is None:
-            sequences = tokens / mean_length if mean_length > 0 else 0.0
+    def prefill_seconds(self, tokens: float, mean_length: float, tp: int, sequences: float) -> float:
+        """Of one engine that lets in so many sequences with these tokens."""
         cost = self.prefilling
         per_token = cost.per_token + cost.per_token_context * mean_length
         return sequences * cost.fixed + tokens * per_token * self.tp / tp
 
-    def logprob_seconds(self, tokens: float, mean_length: float, gpus: int) -> float:
-        return self._at(self.logprob, gpus).seconds(tokens, mean_length)
-
-    def ref_seconds(self, tokens: float, mean_length: float, gpus: int) -> float:
-        return self._at(self.ref, gpus).seconds(tokens, mean_length)
-
-    def grad_seconds(self, tokens: float, mean_length: float, gpus: int) -> float:
-        return self._at(self.grad, gpus).seconds(tokens, mean_length)
+    def token_pass_seconds(self, kind: TokenPass, tokens: float, mean_length: float, gpus: int) -> float:
+        """Of one pass over tokens on so many workers."""
+        return self._at(kind, gpus).seconds(tokens, mean_length)
 
     def optim_seconds(self, gpus: int) -> float:
         """Optimizer state is spread over the workers, and so is moving it."""
         return self.optim * self.gpus / gpus
 
-    def swapped(self, kind: Literal["logprob", "ref", "grad", "optim"], gpus: int) -> float:
+    def swapped(self, kind: TokenPass | Literal["optim"], gpus: int) -> float:
         """The part of a sub-stage's seconds in which state moves between host and devices, which compute nothing."""
         if not self.offloaded:
             return 0.0
         if kind == "optim":
             bandwidth = self.hardware.memory_bandwidth * ACHIEVED * gpus
             return max(0.0, self.optim_seconds(gpus) - OPTIMIZER_TRAFFIC * self.model.parameters / bandwidth)
-        cost: LinearCost = getattr(self, kind)
-        return self._at(cost, gpus).fixed
+        return self._at(kind, gpus).fixed
 
-    def sync_seconds(self, gpus: int, tp: int) -> float:
+    def sync_seconds(self, tp: int) -> float:
         """Every engine gets whole weights, each of its workers its part."""
         moved = self.model.weight_bytes / self.hardware.link_bandwidth
         fixed = max(0.0, self.sync - moved / self.tp)
         return fixed + moved / tp
-
-    def swap_seconds(self, bytes_: float) -> float:
-        """Between host and device, one worker's part, pinned."""
-        return bytes_ / self.hardware.host_bandwidth
 
     def on(self, hardware: Hardware) -> Costs:
         """Carried to other hardware by the roofline, and marked as derived.
@@ -184,89 +171,89 @@ class Costs:
         flops = self.hardware.flops / hardware.flops
         memory = self.hardware.memory_bandwidth / hardware.memory_bandwidth
         host = self.hardware.host_bandwidth / hardware.host_bandwidth
-        reading = self.model.weight_bytes / (self.hardware.memory_bandwidth * ACHIEVED * self.tp)
-        overhead = max(0.0, self.decoding.a - reading)
+        reading = self._reading(self.model)
         arithmetic = 2 * self.model.parameters / (hardware.flops * self.tp) / 0.7
-        decoding = DecodeCost(
-            overhead + reading * memory,
-            max(self.decoding.b * memory, arithmetic),
-            self.decoding.c * memory,
-            math.hypot(self.decoding.error, UNKNOWN / 2),
-        )
-
-        def moved(cost: LinearCost, fixed: float) -> LinearCost:
-            return replace(cost.scaled(flops, fixed), error=math.hypot(cost.error, UNKNOWN / 2))
-
-        held = self.kv_tokens
-        if held is not None:
-            held *= hardware.device_bytes / self.hardware.device_bytes
-        return replace(
-            self,
-            hardware=hardware,
-            decoding=decoding,
-            prefilling=moved(self.prefilling, 1.0),
-            logprob=moved(self.logprob, host),
-            ref=moved(self.ref, host),
-            grad=moved(self.grad, host),
-            optim=self.optim * host,
-            sync=max(
-                0.0,
-                self.sync
-                + self.model.weight_bytes
-                / self.tp
-                * (1 / hardware.link_bandwidth - 1 / self.hardware.link_bandwidth),
+        links = 1 / hardware.link_bandwidth - 1 / self.hardware.link_bandwidth
+        return self._carried(
+            tokens=flops,
+            attention=flops,
+            fixed=host,
+            decode=(
+                max(0.0, self.decoding.a - reading) + reading * memory,
+                max(self.decoding.b * memory, arithmetic),
+                self.decoding.c * memory,
             ),
-            kv_tokens=held,
-            errors={kind: math.hypot(error, UNKNOWN / 2) for kind, error in self.errors.items()},
-            source=f"{self.source}; carried from {self.hardware.name} to {hardware.name} by the roofline",
-            derived=True,
+            unsure=UNKNOWN / 2,
+            kv_tokens=self.kv_tokens
+            and self.kv_tokens * (hardware.device_bytes / self.hardware.device_bytes),
+            sync=max(0.0, self.sync + self.model.weight_bytes / self.tp * links),
+            hardware=hardware,
+            source=f"carried from {self.hardware.name} to {hardware.name} by the roofline",
         )
 
     def of(self, model: ModelShape) -> Costs:
         """Carried to another model: tokens by arithmetic, passes by bytes, fixed parts by the root of the size."""
-        if _numbers(model) == _numbers(self.model):
+        known = self.model
+        if replace(model, name=known.name, bytes_per_parameter=known.bytes_per_parameter) == known:
             return replace(self, model=model)
         size = model.parameters / self.model.parameters
-        root = math.sqrt(size)
-        bandwidth = self.hardware.memory_bandwidth * ACHIEVED * self.tp
-        overhead = max(0.0, self.decoding.a - self.model.weight_bytes / bandwidth)
         kept = model.kv_bytes_per_token / self.model.kv_bytes_per_token
-        attention = (model.layers * model.hidden) / (self.model.layers * self.model.hidden)
+        root = math.sqrt(size)
+        return self._carried(
+            tokens=size,
+            attention=(model.layers * model.hidden) / (self.model.layers * self.model.hidden),
+            fixed=root,
+            decode=(
+                max(0.0, self.decoding.a - self._reading(self.model)) + self._reading(model),
+                self.decoding.b * root,
+                self.decoding.c * kept,
+            ),
+            unsure=UNKNOWN,
+            kv_tokens=self.kv_tokens and self.kv_tokens / kept,
+            sync=self.sync * root,
+            model=model,
+            source=f"carried from {self.model.name} to {model.name}",
+        )
+
+    def _reading(self, model: ModelShape) -> float:
+        """Seconds in which an engine's workers read a model's weights."""
+        return model.weight_bytes / (self.hardware.memory_bandwidth * ACHIEVED * self.tp)
+
+    def _carried(
+        self,
+        *,
+        tokens: float,
+        attention: float,
+        fixed: float,
+        decode: tuple[float, float, float],
+        unsure: float,
+        source: str,
+        **others: Any,
+    ) -> Costs:
+        """All costs by these factors; each as unsure as it was, and this much more."""
 
         def carried(cost: LinearCost, fixed: float) -> LinearCost:
+            error = math.hypot(cost.error, unsure)
             return LinearCost(
-                cost.fixed * fixed,
-                cost.per_token * size,
-                cost.per_token_context * attention,
-                math.hypot(cost.error, UNKNOWN),
+                cost.fixed * fixed, cost.per_token * tokens, cost.per_token_context * attention, error
             )
 
         return replace(
             self,
-            model=model,
-            decoding=DecodeCost(
-                overhead + model.weight_bytes / bandwidth,
-                self.decoding.b * root,
-                self.decoding.c * kept,
-                math.hypot(self.decoding.error, UNKNOWN),
-            ),
+            decoding=DecodeCost(*decode, math.hypot(self.decoding.error, unsure)),
             prefilling=carried(self.prefilling, 1.0),
-            logprob=carried(self.logprob, root),
-            ref=carried(self.ref, root),
-            grad=carried(self.grad, root),
-            optim=self.optim * root,
-            sync=self.sync * root,
-            kv_tokens=None if self.kv_tokens is None else self.kv_tokens / kept,
-            errors={kind: math.hypot(error, UNKNOWN) for kind, error in self.errors.items()},
-            source=f"{self.source}; carried from {self.model.name} to {model.name}",
+            logprob=carried(self.logprob, fixed),
+            ref=carried(self.ref, fixed),
+            grad=carried(self.grad, fixed),
+            optim=self.optim * fixed,
+            errors={kind: math.hypot(error, unsure) for kind, error in self.errors.items()},
+            source=f"{self.source}; {source}",
             derived=True,
+            **others,
         )
 
-    def _at(self, cost: LinearCost, gpus: int) -> LinearCost:
+    def _at(self, kind: TokenPass, gpus: int) -> LinearCost:
+        cost: LinearCost = getattr(self, kind)
         if gpus == self.gpus:
             return cost
         return cost.scaled(self.gpus / gpus, fixed=self.gpus / gpus if self.offloaded else 1.0)
-
-
-def _numbers(model: ModelShape) -> tuple[float, ...]:
-    return model.parameters, model.layers, model.hidden, model.kv_heads, model.head_dim

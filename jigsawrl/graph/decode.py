@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from jigsawrl.graph.cost import DecodeCost
-
-Floats = NDArray[np.float64]
+from jigsawrl.graph.forecast import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +68,11 @@ class DecodeCurve:
         """The pass from which on the fixed cost of a pass outweighs what its sequences cost."""
         start = 0.0
         for _ in range(3):  # the knee depends on the context there, which depends on the knee
-            knee = self.cost.knee(self._mean_context(start))
-            before, start = start, self._passes_until(min(len(self.remaining), knee))
+            ended = max(0, len(self.remaining) - self.cost.knee(self._mean_context(start)))
+            before, start = start, float(self.remaining[ended - 1]) if ended else 0.0
             if start == before:
                 break
         return start
-
-    def _passes_until(self, count: int) -> float:
-        """The pass after which at most `count` sequences are active."""
-        ended = len(self.remaining) - count
-        return float(self.remaining[ended - 1]) if ended > 0 else 0.0
 
     def _mean_context(self, passes: float) -> float:
         alive = self.context[self._ended(passes) :]

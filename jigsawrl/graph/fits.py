@@ -8,8 +8,6 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.graph.hardware import CPU, Hardware
 from jigsawrl.graph.outlook import Outlook
 
-GB = 1e9
-
 
 def refuse_what_cannot_fit(outlooks: Sequence[Outlook], hardware: Hardware, workers: int) -> None:
     """A JigsawError if a phase alone, or all pipelines' resident state, exceeds the memory."""
@@ -49,4 +47,4 @@ def too_much(outlook: Outlook, phase: str, needed: float, where: str, hardware: 
 
 def gigabytes(size: float) -> str:
     """In words; small models need parts of one."""
-    return f"{size / GB:,.0f} GB" if size >= 10 * GB else f"{size / GB:.3g} GB"
+    return f"{size / 1e9:,.0f} GB" if size >= 1e10 else f"{size / 1e9:.3g} GB"

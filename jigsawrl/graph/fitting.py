@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from numpy.typing import NDArray
 
 from jigsawrl.graph.cost import UNKNOWN, DecodeCost, LinearCost
+from jigsawrl.graph.forecast import Floats
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.shape import ModelShape
-
-Floats = NDArray[np.float64]
 
 ROUNDS = 30
 TUKEY = 3.0
 """Errors beyond so many typical ones are taken for outliers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    coefficients: Floats
-    error: float
-    """Relative, one standard deviation, of what was not taken for an outlier."""
-
-
 def robust(
-    columns: Floats, seconds: Floats, prior: Floats, spread: float | Floats, weights: Floats | None = None
-) -> Fit:
+    columns: Floats,
+    seconds: Floats,
+    prior: Floats,
+    spread: float | Floats,
+    weights: float | Floats = 1.0,
+) -> tuple[Floats, float]:
     """Least squares of relative errors, outliers weighed down, drawn towards a prior, never negative.
 
     The prior counts as one measurement of each coefficient with the relative error `spread` against
-    measurements whose error is what the fit itself finds.
+    measurements whose error is what the fit itself finds. With the coefficients comes their relative error: one
+    standard deviation of what was not taken for an outlier.
     """
     count = len(seconds)
-    given = np.ones(count) if weights is None else weights
     scale = 1 / np.maximum(seconds, 1e-9)
     rows, target = columns * scale[:, None], np.ones(count)
     pull = 1 / np.maximum(np.abs(prior) * spread, 1e-12)
     noise, trust = 0.1, np.ones(count)
     found = prior.copy()
     for _ in range(ROUNDS):
-        root = np.sqrt(given * trust) / noise
+        root = np.sqrt(weights * trust) / noise
         design = np.vstack([rows * root[:, None], np.diag(pull)])
         wanted = np.concatenate([target * root, prior * pull])
         before, found = found, nonnegative(design, wanted)
@@ -51,22 +44,21 @@ def robust(
         trust = np.minimum(1.0, (TUKEY * noise / np.maximum(off, 1e-9)) ** 2)
         if np.allclose(before, found, rtol=1e-6, atol=0):
             break
-    return Fit(found, max(noise, 0.1 if count < 3 else 0.0))
+    return found, max(noise, 0.1 if count < 3 else 0.0)
 
 
 def nonnegative(design: Floats, wanted: Floats) -> Floats:
     """Least squares with no coefficient below 0, for a handful of them: by leaving out what would be."""
-    size = design.shape[1]
-    inside = list(range(size))
+    found = np.zeros(design.shape[1])
+    inside = list(range(len(found)))
     norms = np.maximum(np.linalg.norm(design, axis=0), 1e-300)
     while inside:
         part, *_ = np.linalg.lstsq(design[:, inside] / norms[inside], wanted, rcond=None)
         if part.min() >= 0:
-            found = np.zeros(size)
             found[inside] = part / norms[inside]
-            return found
+            break
         del inside[int(part.argmin())]
-    return np.zeros(size)
+    return found
 
 
 def fit_decode(batch: Floats, length: Floats, seconds: Floats, prior: DecodeCost) -> DecodeCost:
@@ -78,24 +70,19 @@ def fit_decode(batch: Floats, length: Floats, seconds: Floats, prior: DecodeCost
     columns = np.column_stack([np.ones_like(batch), batch, batch * length])
     bins = np.floor(2 * np.log2(np.maximum(batch, 1))).astype(int)
     counts = np.bincount(bins)
-    fit = robust(
+    coefficients, error = robust(
         columns,
         seconds,
         np.array([prior.a, prior.b, prior.c]),
         1.0,
         weights=1 / np.sqrt(counts[bins]) * np.sqrt(len(batch) / len(counts)),
     )
-    a, b, c = (float(each) for each in fit.coefficients)
-    return DecodeCost(a, b, c, fit.error)
+    a, b, c = map(float, coefficients)
+    return DecodeCost(a, b, c, error)
 
 
 def fit_linear(
-    tokens: Floats,
-    length: Floats,
-    seconds: Floats,
-    prior: LinearCost,
-    spread: float,
-    weights: Floats | None = None,
+    prior: LinearCost, tokens: Floats, length: Floats, seconds: Floats, weights: float | Floats = 1.0
 ) -> LinearCost:
     """A fixed part and a part in tokens; attention keeps the prior's proportion to the latter.
 
@@ -107,15 +94,15 @@ def fit_linear(
     attention = prior.per_token_context / prior.per_token
     work, least = tokens * (1 + attention * length), prior.per_token / 2
     columns = np.column_stack([np.ones_like(tokens), work, work * least])
-    fit = robust(
+    (fixed, above, _), error = robust(
         columns,
         seconds,
         np.array([prior.fixed, prior.per_token - least, 1.0]),
-        np.array([spread, spread, 1e-4]),
+        np.array([1.0, 1.0, 1e-4]),
         weights,
     )
-    fixed, each = float(fit.coefficients[0]), float(fit.coefficients[1]) + least
-    return LinearCost(fixed, each, each * attention, fit.error)
+    each = float(above) + least
+    return LinearCost(float(fixed), each, each * attention, error)
 
 
 def linear_prior(

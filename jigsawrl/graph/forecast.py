@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,18 +46,12 @@ class Forecast:
         """The forecast when a step with these lengths is done."""
         last = len(lengths) - 1
         step = np.log(np.maximum(np.interp(POINTS * last, np.arange(last + 1), np.sort(lengths)), 1.0))
-        return self.followed_by(Forecast((step,), self.max_tokens))
-
-    def followed_by(self, other: Forecast) -> Forecast:
-        """The forecast when the steps that the other remembers are done."""
-        return Forecast((*self.history, *other.history)[-STEPS:], self.max_tokens)
+        return Forecast((*self.history, step)[-STEPS:], self.max_tokens)
 
     def quantiles(self, level: float = 0.5) -> Floats:
         """Length at each of POINTS; `level` above one half gives a cautious forecast, for planning."""
         if level not in self._known:
-            foreseen = self._centre()
-            if level != 0.5:
-                foreseen = foreseen + _deviate(level) * self.spread()
+            foreseen = self._centre() + NormalDist().inv_cdf(level) * self.spread()
             self._known[level] = np.minimum(np.exp(foreseen), self.max_tokens)
         return self._known[level]
 
@@ -118,10 +113,3 @@ class Forecast:
 def _mixed(count: int) -> NDArray[np.int64]:
     """The numbers below `count` in an order that is always the same."""
     return np.random.default_rng(count).permutation(count)
-
-
-def _deviate(level: float) -> float:
-    """The standard normal's quantile."""
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf(level)

@@ -3,7 +3,8 @@
     time = alone on that share  x  (1 + what each kind of neighbours adds to it)
 
 What moves data over a link feels only who else does, and they divide it; what waits for a host feels nobody. Where
-rollouts are not held to their shares, all of them have what trainings leave free.
+rollouts are not held to their shares, all of them have what trainings leave free. Rollouts on one frozen base decode
+in one batch: beside others they count as one, and hardly disturb each other.
 1 is the speed alone on the whole worker. Both factors are measurements (one H200, see `H200`), interpolated. Runs put
 them right: of every crowd that they have seen they know by how much it is faster or slower than that (`learned`).
 """
@@ -11,11 +12,11 @@ them right: of every crowd that they have seen they know by how much it is faste
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations, product
-from typing import Literal
+from typing import Literal, TypeVar
 
 from jigsawrl.graph.hardware import CPU
 from jigsawrl.telemetry.events import Substage
@@ -56,6 +57,13 @@ NEGLIGIBLE = 0.05
 ROLLOUTS: tuple[Signature, ...] = ("tail", "bulk", "prefill")
 """What a rollout is bound by, as far as it takes a part of a worker."""
 
+FUSED = 0.95
+"""Speed that each more in a batch leaves to those in it: on an H200 four decodes of 16 sequences fused into one of 64
+go 3.4 times as fast as one after the other, 0.85 each."""
+DEMAND: Mapping[Signature, int] = {"host": 0, "link": 1, "tail": 2, "bulk": 3, "prefill": 4, "compute": 5}
+"""The most demanding of a batch binds all of it."""
+
+T = TypeVar("T")
 Curve = tuple[tuple[float, float], ...]
 """Points (x, y), x rising; straight in between."""
 Crowd = tuple[Signature, tuple[Signature, ...]]
@@ -102,12 +110,27 @@ class Interference:
         share = of.share
         if own in ROLLOUTS and not self.holds_rollouts:
             share = max(share, 1 - sum([n.share for n in neighbours if self.known(n.signature) == "compute"]))
+        time, factor = self._beside(own, felt)
+        speed = at(self.alone[own], share) / time
+        return speed if factor is None else min(1.0, speed * factor)
+
+    def speeds_by_level(self, own: Signature, felt: Sequence[Signature]) -> list[float]:
+        """The speeds beside these on each number of levels of a worker, from none to all."""
+        time, factor = self._beside(own, sorted(felt))
+        speeds = [value / time for value in _by_level(self.alone[own])]
+        return speeds if factor is None else [min(1.0, speed * factor) for speed in speeds]
+
+    def _beside(self, own: Signature, felt: list[Signature]) -> tuple[float, float | None]:
+        """How many times as long it takes beside these, and the factor of its speed that runs have seen there."""
         time = 1.0
         for signature in sorted(set(felt)):
             time += 1 / at(self.beside[own, signature], felt.count(signature)) - 1
-        speed = at(self.alone[own], share) / time
         seen = self.learned.get((own, tuple(felt))) if self.learned else None
-        return speed if seen is None else min(1.0, speed * seen.factor)
+        return time, None if seen is None else seen.factor
+
+    def speeds(self, crowd: Sequence[Occupant]) -> tuple[float, ...]:
+        """The speed of each of those on a worker beside the others."""
+        return tuple([self.speed(one, [*crowd[:i], *crowd[i + 1 :]]) for i, one in enumerate(crowd)])
 
     def known(self, signature: Signature) -> Signature:
         """As the table has it: where prefill was not measured by itself, it is arithmetic like any other."""
@@ -134,19 +157,19 @@ def best_shares(
 ) -> tuple[float, ...]:
     """Shares that make the weighted sum of speeds largest; whole workers for what takes no part of one."""
     sharing = [i for i, signature in enumerate(signatures) if signature not in ("host", "link")]
-    shares = [1.0] * len(signatures)
-    if len(sharing) < 2:
-        return tuple(shares)
     held = table.holds_rollouts or any(table.known(signatures[i]) not in ROLLOUTS for i in sharing)
-    if len(sharing) > MOST_DIVIDED or not held or (undisturbed(table) and len(set(weights)) == 1):
+    few = 2 <= len(sharing) <= MOST_DIVIDED
+    if not few or not held or (undisturbed(table) and len(set(weights)) == 1):
         return tuple(1 / len(sharing) if i in sharing else 1.0 for i in range(len(signatures)))
+    among = [table.known(signatures[i]) for i in sharing]
+    speeds = [table.speeds_by_level(own, [*among[:k], *among[k + 1 :]]) for k, own in enumerate(among)]
+    freely = [own in ROLLOUTS and not table.holds_rollouts for own in among]
+    trains = [k for k, own in enumerate(among) if own == "compute"]
     found: list[tuple[float, tuple[int, ...]]] = []
     for split in _splits(len(sharing)):
-        occupants = [Occupant(signatures[i], part / LEVELS) for i, part in zip(sharing, split, strict=True)]
-        total = sum(
-            weights[i] * table.speed(occupant, occupants[:k] + occupants[k + 1 :])
-            for k, (i, occupant) in enumerate(zip(sharing, occupants, strict=True))
-        )
+        left = LEVELS - sum([split[k] for k in trains])
+        has = [max(part, left) if free else part for part, free in zip(split, freely, strict=True)]
+        total = sum([weights[i] * each[part] for i, each, part in zip(sharing, speeds, has, strict=True)])
         found.append((total, split))
     best = max(total for total, _ in found)
     alike = [
@@ -156,22 +179,18 @@ def best_shares(
     ]
     near = [(total, split) for total, split in found if total >= (1 - AS_GOOD) * best]
     _, chosen = min(near, key=lambda each: (sum(abs(each[1][j] - each[1][k]) for j, k in alike), -each[0]))
-    for i, part in zip(sharing, chosen, strict=True):
-        shares[i] = part / LEVELS
-    return tuple(shares)
+    parts = dict(zip(sharing, chosen, strict=True))
+    return tuple(parts.get(i, LEVELS) / LEVELS for i in range(len(signatures)))
 
 
 @lru_cache(maxsize=65536)
 def side_by_side(table: Interference, signatures: tuple[Signature, ...]) -> tuple[float, ...]:
     """Speeds of what shares a worker, divided as well as can be."""
-    order = sorted(range(len(signatures)), key=lambda i: signatures[i])
+    order = sorted(range(len(signatures)), key=signatures.__getitem__)
     ordered = tuple(signatures[i] for i in order)
-    if ordered != signatures:
-        speeds = dict(zip(order, side_by_side(table, ordered), strict=True))
-        return tuple(speeds[i] for i in range(len(signatures)))
-    shares = best_shares(table, signatures, (1.0,) * len(signatures))
-    crowd = [Occupant(signature, share) for signature, share in zip(signatures, shares, strict=True)]
-    return tuple(table.speed(one, crowd[:i] + crowd[i + 1 :]) for i, one in enumerate(crowd))
+    shares = best_shares(table, ordered, (1.0,) * len(ordered))
+    speeds = dict(zip(order, table.speeds(list(map(Occupant, ordered, shares))), strict=True))
+    return tuple(speeds[i] for i in range(len(signatures)))
 
 
 @lru_cache(maxsize=64)
@@ -182,13 +201,14 @@ def company(table: Interference) -> int:
     """
     if undisturbed(table):
         return MOST_COMPANY
-    total, count = sum(side_by_side(table, ("compute", "tail"))), 2
-    while count < MOST_COMPANY:
-        more = sum(side_by_side(table, ("compute", *("tail",) * count)))
-        if more < WORTH * total:
-            break
-        total, count = more, count + 1
-    return count
+
+    def total(tails: int) -> float:
+        return sum(side_by_side(table, ("compute", *("tail",) * tails)))
+
+    tails = 1
+    while tails + 1 < MOST_COMPANY and total(tails + 1) >= WORTH * total(tails):
+        tails += 1
+    return tails + 1
 
 
 def mix_freely(table: Interference) -> bool:
@@ -211,6 +231,11 @@ def merely_divided(table: Interference) -> bool:
     return undisturbed(table) and 2 * table.speed(half, [half]) <= table.speed(Occupant("compute", 1.0))
 
 
+@lru_cache(maxsize=64)
+def _by_level(curve: Curve) -> tuple[float, ...]:
+    return tuple(at(curve, level / LEVELS) for level in range(LEVELS + 1))
+
+
 @lru_cache(maxsize=16)
 def _splits(count: int) -> tuple[tuple[int, ...], ...]:
     """Ways to hand out all levels to `count` occupants, each at least one; coarser for many."""
@@ -219,6 +244,37 @@ def _splits(count: int) -> tuple[tuple[int, ...], ...]:
     return tuple(
         (*head, LEVELS - sum(head)) for head in product(parts, repeat=count - 1) if sum(head) < LEVELS
     )
+
+
+def speeds_with_fused(
+    lanes: Sequence[T],
+    bases: Sequence[str],
+    join: Callable[[Sequence[T]], T],
+    speeds: Callable[[tuple[T, ...]], Sequence[float]],
+) -> tuple[float, ...]:
+    """The speeds of all lanes of a worker, where those of one base (not empty) are in one batch.
+
+    `join` makes one lane of several; `speeds` gives those of lanes that have nothing in common.
+    """
+    batches: dict[object, list[int]] = {}
+    for number, base in enumerate(bases):
+        batches.setdefault(base or number, []).append(number)
+    joined = tuple(join([lanes[n] for n in batch]) for batch in batches.values())
+    found = [0.0] * len(lanes)
+    for batch, speed in zip(batches.values(), speeds(joined), strict=True):
+        for number in batch:
+            found[number] = speed * FUSED ** (len(batch) - 1)
+    return tuple(found)
+
+
+def most_demanding(signatures: Sequence[Signature]) -> Signature:
+    """What binds a batch of these."""
+    return max(signatures, key=lambda signature: DEMAND[signature])
+
+
+def in_one_batch(signature: Signature, phase: str, base: str) -> str:
+    """The base whose batch it is in now; empty: it is in none with others."""
+    return base if phase == "rollout" and DEMAND[signature] >= DEMAND["tail"] else ""
 
 
 H200 = Interference(
@@ -251,14 +307,12 @@ H200 = Interference(
 )
 """Checked against the measured pairs in tests/graph/test_interference.py."""
 
-_LINE: Curve = ((0.0, 0.0), (1.0, 1.0))
-_FREE: Curve = ((0, 1.0), (1, 1.0))
 _FELT: tuple[Signature, ...] = ("tail", "bulk", "compute", "link")
 CORES = Interference(
     name="cores",
     source="by construction: a share is a number of cores, and cores do not get in each other's way",
-    alone={"tail": _LINE, "bulk": _LINE, "compute": _LINE},
-    beside={(a, b): _FREE for a in _FELT for b in _FELT},
+    alone=dict.fromkeys(("tail", "bulk", "compute"), ((0.0, 0.0), (1.0, 1.0))),
+    beside=dict.fromkeys(product(_FELT, _FELT), ((0, 1.0), (1, 1.0))),
     holds_rollouts=True,
 )
 """Shares and nothing else."""

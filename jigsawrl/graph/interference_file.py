@@ -12,7 +12,7 @@ from itertools import pairwise, product
 from typing import Any, get_args
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.foreign import shown
+from jigsawrl.graph.given import bounded
 from jigsawrl.graph.interference import CORES, Crowd, Curve, Felt, Interference, Signature
 
 SHARING: tuple[Signature, ...] = ("tail", "bulk", "compute")
@@ -25,13 +25,13 @@ _SIGNATURES: dict[str, Signature] = {name: name for name in get_args(Signature)}
 
 
 def table_out(table: Interference) -> dict[str, Any]:
-    sharing = _sharing(PREFILL in table.alone)
+    sharing, pairs = _held(PREFILL in table.alone)
     return {
         "name": table.name,
         "source": table.source,
         "holds_rollouts": table.holds_rollouts,
-        "alone": {signature: _points(table.alone[signature]) for signature in sharing},
-        "beside": {_name((of, (other,))): _points(table.beside[of, other]) for of, other in _pairs(sharing)},
+        "alone": {signature: [*map(list, table.alone[signature])] for signature in sharing},
+        "beside": {_name((of, (other,))): [*map(list, table.beside[of, other])] for of, other in pairs},
         "learned": {
             _name(crowd): {"factor": round(felt.factor, 4), "times": round(felt.times, 2)}
             for crowd, felt in sorted(table.learned.items())
@@ -41,29 +41,25 @@ def table_out(table: Interference) -> dict[str, Any]:
 
 def table_in(entry: dict[str, Any], where: str) -> Interference:
     """A JigsawError where it is not a whole table, or no speed comes of it."""
-    sharing = _sharing(PREFILL in entry["alone"])
+    sharing, pairs = _held(PREFILL in entry["alone"])
     alone = {signature: _curve(entry["alone"], signature, where) for signature in sharing}
-    pairs = _pairs(sharing)
     beside = {(of, other): _curve(entry["beside"], _name((of, (other,))), where) for of, other in pairs}
     if any(y <= 0 for curve in beside.values() for _, y in curve):
         raise JigsawError(f"{where}, beside: neighbours bring nobody to a stand, so no speed is 0")
     if any(y > 1 for curve in alone.values() for _, y in curve):
         raise JigsawError(f"{where}, alone: nothing is faster on a part of a worker than on all of it")
     learned = {
-        _crowd(name, where): Felt(_number(felt["factor"], where, least=1e-6), _number(felt["times"], where))
+        _crowd(name, where): Felt(_speed(felt["factor"], where, least=1e-6), _speed(felt["times"], where))
         for name, felt in entry.get("learned", {}).items()
     }
-    name = str(entry["name"])
-    holds_rollouts = bool(entry.get("holds_rollouts", name == CORES.name))
-    return Interference(name, str(entry["source"]), alone, beside, learned, holds_rollouts)
+    holds_rollouts = bool(entry.get("holds_rollouts", entry["name"] == CORES.name))
+    return Interference(str(entry["name"]), str(entry["source"]), alone, beside, learned, holds_rollouts)
 
 
-def _sharing(with_prefill: bool) -> tuple[Signature, ...]:
-    return (*SHARING, PREFILL) if with_prefill else SHARING
-
-
-def _pairs(sharing: tuple[Signature, ...]) -> list[tuple[Signature, Signature]]:
-    return [*product(sharing, sharing), ("link", "link")]
+def _held(with_prefill: bool) -> tuple[tuple[Signature, ...], list[tuple[Signature, Signature]]]:
+    """What a table has curves of: alone, and beside what."""
+    sharing = (*SHARING, PREFILL) if with_prefill else SHARING
+    return sharing, [*product(sharing, sharing), ("link", "link")]
 
 
 def _name(crowd: Crowd) -> str:
@@ -75,22 +71,17 @@ def _crowd(name: str, where: str) -> Crowd:
     try:
         return _SIGNATURES[of], tuple(sorted(_SIGNATURES[each] for each in others.split(", ")))
     except KeyError as error:
-        known = ", ".join((*SHARING, PREFILL))
-        raise JigsawError(f"{where}, {name!r}: {error} binds no sub-stage; there are {known}") from None
-
-
-def _points(curve: Curve) -> list[list[float]]:
-    return [list(point) for point in curve]
+        raise JigsawError(
+            f"{where}, {name!r}: {error} binds no sub-stage; there are {', '.join((*SHARING, PREFILL))}"
+        ) from None
 
 
 def _curve(entry: dict[str, Any], name: str, where: str) -> Curve:
-    points = tuple((_number(x, f"{where}, {name}"), _number(y, f"{where}, {name}")) for x, y in entry[name])
+    points = tuple((_speed(x, f"{where}, {name}"), _speed(y, f"{where}, {name}")) for x, y in entry[name])
     if not points or any(a >= b for (a, _), (b, _) in pairwise(points)):
         raise JigsawError(f"{where}, {name}: needs points from left to right")
     return points
 
 
-def _number(value: Any, where: str, least: float = 0.0) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < MOST_SPEED:
-        raise JigsawError(f"{where}: {shown(value)} is no speed, and no count")
-    return float(value)
+def _speed(value: Any, where: str, least: float = 0.0) -> float:
+    return bounded(value, least, MOST_SPEED, f"{where}:", " is no speed, and no count")

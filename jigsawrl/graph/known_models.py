@@ -9,6 +9,7 @@ from typing import Any
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.foreign import shown
+from jigsawrl.graph.given import bounded
 from jigsawrl.graph.shape import ModelShape
 
 Numbers = tuple[float, int, int, int, int]
@@ -61,9 +62,8 @@ _HOW = (
     '{"name": "mine", "parameters": 7.6e9, "layers": 28, "hidden": 3584, "kv_heads": 4, "head_dim": 128}'
 )
 
-
 MOST = {
-    "parameters": 1e15,
+    "parameters": 10**15,
     "layers": 10_000,
     "hidden": 10_000_000,
     "kv_heads": 1_000_000,
@@ -85,8 +85,7 @@ def model_named(name: str, where: str, how: str = _HOW) -> ModelShape:
         )
     for pattern, family, sizes in _FAMILIES:
         if found := re.search(pattern, text):
-            rest = text[found.end() :]
-            for size in _sizes(rest) or _sizes(text):
+            for size in _sizes(text[found.end() :]) or _sizes(text):
                 if size in sizes:
                     return _shape(f"{family}-{size}", sizes[size])
             break
@@ -107,24 +106,12 @@ def model_given(value: Any, where: str) -> ModelShape:
         return model_named(value, where)
     if not isinstance(value, Mapping):
         raise JigsawError(f"{where}: is neither a name nor numbers; {_HOW}")
-    numbers: dict[str, float] = {}
-    for key in ("parameters", "layers", "hidden", "kv_heads", "head_dim", "bytes_per_parameter"):
-        number = value.get(key, 2 if key == "bytes_per_parameter" else None)
-        good = isinstance(number, int | float) and not isinstance(number, bool)
-        if number is None or not good or not 0 < number < math.inf:
-            raise JigsawError(f"{where}: {key} is {shown(number)}, not a positive number; {_HOW}")
-        if not 1 <= number <= MOST[key]:
-            raise JigsawError(f"{where}: {key} is {shown(number)}, and no model has that; {_HOW}")
-        numbers[key] = number
-    return ModelShape(
-        name=str(value.get("name", "model")),
-        parameters=float(numbers["parameters"]),
-        layers=int(numbers["layers"]),
-        hidden=int(numbers["hidden"]),
-        kv_heads=int(numbers["kv_heads"]),
-        head_dim=int(numbers["head_dim"]),
-        bytes_per_parameter=int(numbers["bytes_per_parameter"]),
+    stated = {"bytes_per_parameter": 2, **value}
+    parameters, *others = (
+        bounded(stated.get(key), 1, most, f"{where}: {key} is", f", not a number from 1 to {most:,}; {_HOW}")
+        for key, most in MOST.items()
     )
+    return ModelShape(str(value.get("name", "model")), parameters, *map(int, others))
 
 
 def dense(billions: float, name: str) -> ModelShape:
@@ -156,5 +143,5 @@ def _billions(size: str) -> float:
 
 
 def _shape(name: str, numbers: Numbers) -> ModelShape:
-    billions, layers, hidden, kv_heads, head_dim = numbers
-    return ModelShape(name, float(round(billions * 1e9)), layers, hidden, kv_heads, head_dim)
+    billions, *others = numbers
+    return ModelShape(name, float(round(billions * 1e9)), *others)

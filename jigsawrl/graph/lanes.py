@@ -11,9 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from jigsawrl.graph.fused import in_one_batch, most_demanding, speeds_with_fused
-from jigsawrl.graph.interference import SIGNATURES, Interference, Occupant, Signature
+from jigsawrl.graph.interference import (
+    SIGNATURES,
+    Interference,
+    Occupant,
+    Signature,
+    in_one_batch,
+    most_demanding,
+    speeds_with_fused,
+)
 from jigsawrl.telemetry.events import Substage
 
 Mix = tuple[tuple[Signature, float], ...]
@@ -62,9 +70,19 @@ class Lane:
         return self.segments[self.index]
 
     @property
+    def signature(self) -> Signature:
+        """What binds it now."""
+        return SIGNATURES[self.segments[self.index].kind]
+
+    @property
     def occupies(self) -> bool:
         """Whether it takes a part of its workers now."""
-        return not self.paused and SIGNATURES[self.segments[self.index].kind] not in ("host", "link")
+        return not self.paused and self.signature not in ("host", "link")
+
+    @property
+    def batch(self) -> str:
+        """The base in whose batch it is now; empty: it is in none with others."""
+        return in_one_batch(self.signature, self.phase, self.base)
 
     def copy(self) -> Lane:
         return Lane(
@@ -98,16 +116,6 @@ class Lane:
         return self.left + sum([segment.seconds for segment in self.segments[self.index + 1 :]])
 
 
-@dataclass(slots=True)
-class Sharing:
-    """How lanes on one worker get along."""
-
-    speeds: dict[int, float]
-    """That the worker gives to each lane which feels others."""
-    handed_out: float
-    """Of the worker, in shares."""
-
-
 class Lanes:
     """All lanes of a set of workers, and the clock."""
 
@@ -117,61 +125,35 @@ class Lanes:
         self.lanes: dict[int, Lane] = {}
         self.on_worker: list[Together] = [()] * workers
         self._touched: set[int] = set()
-        self._known: dict[Mix, dict[tuple[Signature, float], float]] = {}
-        """Speeds in mixes that there were before."""
-        self._sharing: dict[Together, Sharing] = {}
-        """Of workers where nothing has changed since it was reckoned."""
-        self._crowds: dict[Together, int] = {}
-        """How many of them do not wait for a host; forgotten when any lane goes on."""
-
-    def copy(self) -> Lanes:
-        self._settle()
-        other = Lanes.__new__(Lanes)
-        other.table, other.now, other._known = self.table, self.now, self._known
-        other.lanes = {key: lane.copy() for key, lane in self.lanes.items()}
-        other.on_worker = list(self.on_worker)
-        other._touched, other._sharing, other._crowds = set(), {}, {}
-        return other
+        """Workers whose lanes may have other speeds than they had."""
+        self._shared: dict[Together, dict[int, float]] = {(): {}}
+        """The speeds that a worker with these lanes gives to those that feel others."""
 
     def use(self, table: Interference) -> None:
         """Another table from now on."""
-        self.table, self._known = table, {}
-        self._sharing.clear()
+        self.table = table
         self._touched.update(range(len(self.on_worker)))
 
     def add(self, lane: Lane) -> None:
         """Starts a lane with its current segment."""
-        lane.left = lane.segment.seconds
-        lane.mark(self.now)
         self.lanes[lane.id] = lane
         for worker in lane.workers:
-            self._sharing.pop(self.on_worker[worker], None)
             self.on_worker[worker] += (lane.id,)
-        self._touched.update(lane.workers)
+        self._begin(lane)
 
-    def remove(self, lane_id: int) -> Lane:
+    def remove(self, lane_id: int) -> None:
         lane = self.lanes.pop(lane_id)
         for worker in lane.workers:
-            self._sharing.pop(self.on_worker[worker], None)
             self.on_worker[worker] = tuple([key for key in self.on_worker[worker] if key != lane_id])
-        self._crowds.clear()
         self._touched.update(lane.workers)
-        return lane
 
     def resize(self, lane_id: int, share: float) -> None:
-        lane = self.lanes[lane_id]
-        if lane.share != share:
-            lane.share = share
-            self._touched.update(lane.workers)
-
-    def confine(self, lane_id: int, confined: bool) -> None:
-        self.lanes[lane_id].confined = confined
+        self.lanes[lane_id].share = share
+        self._touched.update(self.lanes[lane_id].workers)
 
     def pause(self, lane_id: int, paused: bool) -> None:
-        lane = self.lanes[lane_id]
-        if lane.paused != paused:
-            lane.paused = paused
-            self._touched.update(lane.workers)
+        self.lanes[lane_id].paused = paused
+        self._touched.update(self.lanes[lane_id].workers)
 
     def next_end(self) -> float:
         """When the next sub-stage ends; infinity if none runs."""
@@ -221,104 +203,69 @@ class Lanes:
 
     def replan(self, lane: Lane, segments: tuple[Segment, ...]) -> None:
         """Other sub-stages than were foreseen from here on; the first of them begins now."""
-        lane.segments, lane.index, lane.left = segments, 0, segments[0].seconds
-        lane.mark(self.now)
-        self._crowds.clear()
-        self._touched.update(lane.workers)
+        lane.segments, lane.index = segments, 0
+        self._begin(lane)
 
     def proceed(self, lane: Lane) -> bool:
         """On to the lane's next sub-stage; False, and the lane is gone, if that was the last."""
-        before = lane.occupies
         if lane.index + 1 == len(lane.segments):
             self.remove(lane.id)
             return False
-        signature = SIGNATURES[lane.segment.kind]
         lane.index += 1
+        self._begin(lane)
+        return True
+
+    def _begin(self, lane: Lane) -> None:
+        """The lane's current segment begins now."""
         lane.left = lane.segment.seconds
         lane.mark(self.now)
-        self._crowds.clear()
-        if before != lane.occupies or signature != SIGNATURES[lane.segment.kind]:
-            self._touched.update(lane.workers)
-        return True
+        self._touched.update(lane.workers)
 
     def crowd(self, worker: int) -> int:
         """Lanes on the worker that do not wait for a host just now: others may run beside those that do.
 
         Those in one batch count as one.
         """
-        there = self.on_worker[worker]
-        if there not in self._crowds:
-            lanes = [self.lanes[key] for key in there]
-            self._crowds[there] = len(
-                {self._batch(lane) or lane.id for lane in lanes if SIGNATURES[lane.segment.kind] != "host"}
-            )
-        return self._crowds[there]
-
-    def _batch(self, lane: Lane) -> str:
-        return in_one_batch(SIGNATURES[lane.segment.kind], lane.phase, lane.base) if lane.base else ""
+        lanes = [self.lanes[key] for key in self.on_worker[worker]]
+        return len({lane.batch or lane.id for lane in lanes if lane.signature != "host"})
 
     def occupants(self, worker: int) -> list[Lane]:
         """Lanes that take a part of the worker now."""
         return [lane for key in self.on_worker[worker] if (lane := self.lanes[key]).occupies]
 
-    def handed_out(self, worker: int) -> float:
-        """The sum of the occupants' shares."""
-        self._settle()
-        return self._shared(self.on_worker[worker]).handed_out
-
     def _settle(self) -> None:
-        """New speeds for every lane on a worker where something changed."""
+        """New speeds for every lane on a worker where something changed: those on its slowest worker."""
         if not self._touched:
             return
-        crowds = {self.on_worker[worker] for worker in self._touched}
+        changed = {self.on_worker[worker] for worker in self._touched}
         self._touched.clear()
-        for crowd in crowds:
-            self._sharing.pop(crowd, None)
-        for key in {key for crowd in crowds for key in crowd}:
+        kept = {there: self._shared[there] for there in {*self.on_worker} - changed}
+        self._shared = kept | {there: self._speeds_on(there) for there in changed}
+        for key in {key for there in changed for key in there}:
             lane = self.lanes[key]
-            lane.speed = 0.0 if lane.paused else 1.0
-            for worker in lane.workers:
-                speed = self._shared(self.on_worker[worker]).speeds.get(key, 1.0)
-                if speed < lane.speed:
-                    lane.speed = speed
+            speeds = [self._shared[self.on_worker[worker]].get(key, 1.0) for worker in lane.workers]
+            lane.speed = 0.0 if lane.paused else min(1.0, *speeds)
 
-    def _shared(self, there: Together) -> Sharing:
-        sharing = self._sharing.get(there)
-        if sharing is None:
-            sharing = self._sharing[there] = self._reckon(there)
-        return sharing
+    def _speeds_on(self, there: Together) -> dict[int, float]:
+        lanes = [lane for key in there if not (lane := self.lanes[key]).paused and lane.signature != "host"]
+        mix = [(lane.signature, lane.share) for lane in lanes]
+        bases = [lane.batch for lane in lanes]
+        fused = any(bases)
+        speeds = speeds_with_fused(mix, bases, _joined, self._speeds_of) if fused else self._speeds_of(mix)
+        return {lane.id: speed for lane, speed in zip(lanes, speeds, strict=True)}
 
-    def _reckon(self, there: Together) -> Sharing:
-        ids, handed_out = [], 0.0
-        mix: list[tuple[Signature, float]] = []
-        bases: list[str] = []
-        for key in there:
-            lane = self.lanes[key]
-            signature = SIGNATURES[lane.segment.kind]
-            if not lane.paused and signature != "host":
-                ids.append(key)
-                mix.append((signature, lane.share))
-                bases.append(self._batch(lane))
-                handed_out += lane.share if signature != "link" else 0.0
-        if any(bases):
-            speeds = speeds_with_fused(mix, bases, _joined, self._speeds_of)
-        else:
-            speeds = self._speeds_of(tuple(mix))
-        return Sharing(dict(zip(ids, speeds, strict=True)), handed_out)
-
-    def _speeds_of(self, mix: Mix) -> tuple[float, ...]:
+    def _speeds_of(self, mix: Sequence[tuple[Signature, float]]) -> list[float]:
         """In any order the same: those that are alike are equally fast."""
-        ordered = tuple(sorted(mix))
-        known = self._known.get(ordered)
-        if known is None:
-            known = self._known[ordered] = dict(zip(ordered, self._speeds(ordered), strict=True))
-        return tuple([known[one] for one in mix])
+        known = _speeds(self.table, tuple(sorted(mix)))
+        return [known[one] for one in mix]
 
-    def _speeds(self, mix: Mix) -> tuple[float, ...]:
-        if len(mix) == 1 and mix[0][1] == 1.0:
-            return (1.0,)
-        crowd = [Occupant(signature, share) for signature, share in mix]
-        return tuple(self.table.speed(one, crowd[:i] + crowd[i + 1 :]) for i, one in enumerate(crowd))
+
+@lru_cache(maxsize=65536)
+def _speeds(table: Interference, mix: Mix) -> dict[tuple[Signature, float], float]:
+    """The speed of each kind of lane in a mix, sorted; one that is alone on whole workers has speed 1."""
+    if len(mix) == 1 and mix[0][1] == 1.0:
+        return {mix[0]: 1.0}
+    return dict(zip(mix, table.speeds([Occupant(*one) for one in mix]), strict=True))
 
 
 def _joined(mix: Sequence[tuple[Signature, float]]) -> tuple[Signature, float]:

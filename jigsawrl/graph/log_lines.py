@@ -27,7 +27,10 @@ SUFFIXES = (".log", ".txt", ".out", ".jsonl")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|(?:\^\[)?\[\d{1,3}(?:;\d{1,3})*m")
 """With the escape character, and without, as copied text has it."""
 _PREFIX = re.compile(r"\s?\(((?:[\w.:-]+ )?pid=\d+(?:, [^()]*)?)\) ?")
-_REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+_REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\](?:.*[\])])?$")
+"""Ray prints lines that several processes have in common once, with their number."""
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
+"""What reading a gzipped file raises where it is torn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,44 +47,41 @@ class LogLine:
     """False for the last line of a log that does not end in a line feed: its end may be missing."""
 
 
+@dataclass(slots=True)
 class LogLines:
     """The lines of a log, in order. Once they are read, `damage` says why the log breaks off, if it does."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.damage: str | None = None
+    path: Path
+    damage: str | None = None
 
     def __iter__(self) -> Iterator[LogLine]:
         try:
-            with open_log(self.path) as file:
-                yield from self._lines(file)
-        except (EOFError, gzip.BadGzipFile, zlib.error):
+            with open_text(self.path) as file:
+                number, read, too_long = 1, 0, False
+                while piece := file.readline(MOST_LINE):
+                    read += len(piece)
+                    if read > MOST_LOG:
+                        self.damage = f"it is longer than {MOST_LOG // 2**30} GiB"
+                        return
+                    ended = piece[-1] in "\r\n"
+                    if not too_long:
+                        yield from _printed(number, piece, ended or len(piece) == MOST_LINE)
+                    too_long = not ended
+                    number += piece.endswith("\n")
+        except DAMAGED:
             self.damage = "its compression breaks off or is damaged"
         except FileNotFoundError:
             raise JigsawError(f"{self.path}: there is no such log") from None
         except OSError as error:
             raise JigsawError(f"{self.path}: cannot be read ({error.strerror or error})") from None
 
-    def _lines(self, file: TextIO) -> Iterator[LogLine]:
-        number, read, too_long = 1, 0, False
-        while piece := file.readline(MOST_LINE):
-            read += len(piece)
-            if read > MOST_LOG:
-                self.damage = f"it is longer than {MOST_LOG // 2**30} GiB"
-                return
-            ended = piece[-1] in "\r\n"
-            if not too_long:
-                yield from _printed(number, piece, ended or len(piece) == MOST_LINE)
-            too_long = not ended
-            number += piece.endswith("\n")
 
-
-def open_log(path: Path) -> TextIO:
-    """The text of a log, gzipped or not. Lines end as they do in the file."""
+def open_text(path: Path, encoding: str = "utf-8", errors: str = "replace") -> TextIO:
+    """The text of a log or table, gzipped or not. Lines end as they do in the file."""
     with open(path, "rb") as file:
         zipped = file.read(2) == b"\x1f\x8b"
     opening = gzip.open if zipped else open
-    return cast(TextIO, opening(path, "rt", encoding="utf-8", errors="replace", newline=""))
+    return cast(TextIO, opening(path, "rt", encoding=encoding, errors=errors, newline=""))
 
 
 def log_name(path: Path) -> str:
@@ -96,23 +96,12 @@ def is_log(path: Path) -> bool:
 
 
 def _printed(number: int, piece: str, ended: bool) -> Iterator[LogLine]:
-    text = _COLOUR.sub("", piece) if "\x1b" in piece or "[0m" in piece else piece
-    text = text.rstrip()
-    if not text:
-        return
-    if "pid=" not in text:
-        yield LogLine(number, "", text, ended)
-        return
-    source, at = "", 0
-    for found in _PREFIX.finditer(text):
-        if before := _without_count(text[at : found.start()]):
-            yield LogLine(number, source, before, True)
-        source, at = found[1], found.end()
-    if last := _without_count(text[at:]):
-        yield LogLine(number, source, last, ended)
-
-
-def _without_count(text: str) -> str:
-    """Ray prints lines that several processes have in common once, with their number."""
-    text = text.rstrip()
-    return _REPEATED.sub("", text) if text.endswith(("]", ")")) and "[repeated" in text else text
+    text = (_COLOUR.sub("", piece) if "\x1b" in piece or "[0m" in piece else piece).rstrip()
+    pieces = ["", *(_PREFIX.split(text) if "pid=" in text else [text])]
+    """A source, what it printed, the next source, and so on."""
+    for at in range(0, len(pieces), 2):
+        printed = pieces[at + 1].rstrip()
+        if "[repeated" in printed:
+            printed = _REPEATED.sub("", printed)
+        if printed:
+            yield LogLine(number, pieces[at], printed, ended or at + 2 < len(pieces))

@@ -28,7 +28,6 @@ Measured = Mapping[tuple[Side, ...], tuple[float, ...]]
 """Speeds of what ran together, each relative to alone on the whole worker."""
 
 ALL = LEVELS
-HALF = LEVELS // 2
 HELD = (8, 10, 12, 14)
 """Levels at which a training is measured beside a rollout."""
 PARTS = (4, *HELD)
@@ -79,12 +78,9 @@ def table_from(measured: Measured, name: str, source: str) -> Interference:
         alone[kind], beside[kind, "compute"], beside["compute", kind] = _with_training(
             measured, kind, alone["compute"]
         )
-    for one in ROLLOUTS:
-        for other in ROLLOUTS:
-            beside[one, other] = _rollouts(measured, one, other)
-    both = measured[("compute", ALL), ("compute", ALL)]
-    half = at(alone["compute"], 0.5)
-    beside["compute", "compute"] = ((0, 1.0), (1, min(1.0, sum(both) / 2 / half)))
+    beside |= {(one, other): _rollouts(measured, one, other) for one in ROLLOUTS for other in ROLLOUTS}
+    both = sum(measured[("compute", ALL), ("compute", ALL)])
+    beside["compute", "compute"] = ((0, 1.0), (1, min(1.0, both / 2 / at(alone["compute"], 0.5))))
     table = Interference(name, source, alone, beside)
     return Interference(name, source, alone, beside, _beyond(measured, table))
 
@@ -93,9 +89,8 @@ def _training_alone(measured: Measured) -> Curve:
     """Never slower on more: what is lost on an odd number of processors is won back by using fewer of them."""
     points = [(0.0, 0.0)]
     for level in (*PARTS, ALL):
-        if (("compute", level),) in measured:
-            (speed,) = measured[(("compute", level),)]
-            points.append((level / LEVELS, 1.0 if level == ALL else min(1.0, max(speed, points[-1][1]))))
+        if speeds := measured.get((("compute", level),)):
+            points.append((level / LEVELS, min(1.0, max(speeds[0], points[-1][1]))))
     return tuple(points)
 
 
@@ -106,18 +101,16 @@ def _with_training(measured: Measured, kind: Signature, training: Curve) -> tupl
         for level in (*HELD, ALL)
         if ((kind, ALL), ("compute", level)) in measured
     }
-    least = min(pairs)
-    most = pairs[least][0]
+    most = pairs[min(pairs)][0]
     points = [(0.0, 0.0)]
-    for level in sorted(pairs, reverse=True):
-        if level < ALL:
-            points.append((1 - level / LEVELS, min(1.0, max(pairs[level][0] / most, points[-1][1]))))
+    for level in sorted(pairs.keys() - {ALL}, reverse=True):
+        points.append((1 - level / LEVELS, min(1.0, max(pairs[level][0] / most, points[-1][1]))))
     best = max(pairs, key=lambda level: sum(pairs[level]))
-    left = min(1.0, pairs[best][1] / at(training, best / LEVELS))
+    left = pairs[best][1] / at(training, best / LEVELS)
     felt = [(0.0, 1.0), (1.0, min(1.0, most))]
+    feels = [(0.0, 1.0), (1.0, min(1.0, left))]
     if twice := measured.get(((kind, ALL), ("compute", ALL), ("compute", ALL))):
         felt.append((2.0, min(felt[-1][1], twice[0] / at((*points, (1.0, 1.0)), 1 / 3))))
-    feels = [(0.0, 1.0), (1.0, left)]
     for key, speeds in measured.items():
         if key[:3] == ((kind, ALL),) * 3 and key[3:] and key[3][0] == "compute":
             feels.append((3.0, min(1.0, speeds[3] / at(training, key[3][1] / LEVELS))))
@@ -126,21 +119,17 @@ def _with_training(measured: Measured, kind: Signature, training: Curve) -> tupl
 
 def _rollouts(measured: Measured, one: Signature, other: Signature) -> Curve:
     """What others of a kind leave of a rollout."""
-    points = [(0.0, 1.0)]
+    points: list[tuple[float, float]] = [(0.0, 1.0)]
     for count in (1, 3):
         key = ((one, ALL), *((other, ALL),) * count)
         turned = (*((other, ALL),) * count, (one, ALL))
         if key in measured:
-            speed = measured[key][0] if one != other else sum(measured[key]) / len(key)
+            points.append((float(count), measured[key][0] if one != other else sum(measured[key]) / len(key)))
         elif turned in measured:
-            speed = measured[turned][-1]
-        else:
-            continue
-        points.append((float(count), speed))
+            points.append((float(count), measured[turned][-1]))
     if len(points) == 2:
         points.append((3.0, points[1][1] ** BEYOND))
-    points.append((7.0, OF_EIGHT * points[2][1] / 2))
-    return tuple(points)
+    return (*points, (7.0, OF_EIGHT * points[2][1] / 2))
 
 
 def _beyond(measured: Measured, table: Interference) -> dict[Crowd, Felt]:
@@ -148,12 +137,11 @@ def _beyond(measured: Measured, table: Interference) -> dict[Crowd, Felt]:
     found: dict[Crowd, Felt] = {}
     for key, speeds in measured.items():
         trainings = [level for kind, level in key if kind == "compute"]
-        if len(key) < 3 or len(trainings) != 1 or trainings[0] == ALL:
-            continue
-        left = (1 - trainings[0] / LEVELS) / (len(key) - 1)
-        there = [Occupant(kind, level / LEVELS if kind == "compute" else left) for kind, level in key]
-        for place, (own, speed) in enumerate(zip(there, speeds, strict=True)):
-            others = there[:place] + there[place + 1 :]
-            crowd = own.signature, tuple(sorted(each.signature for each in others))
-            found[crowd] = Felt(speed / table.speed(own, others), 1.0)
+        if len(key) >= 3 and len(trainings) == 1 and trainings[0] != ALL:
+            left = (1 - trainings[0] / LEVELS) / (len(key) - 1)
+            there = [Occupant(kind, level / LEVELS if kind == "compute" else left) for kind, level in key]
+            for place, (own, speed) in enumerate(zip(there, speeds, strict=True)):
+                others = there[:place] + there[place + 1 :]
+                crowd = own.signature, tuple(sorted(each.signature for each in others))
+                found[crowd] = Felt(speed / table.speed(own, others), 1.0)
     return found

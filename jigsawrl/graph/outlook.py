@@ -11,25 +11,39 @@ engine is done. The next step's rollout starts when the weights are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+import numpy as np
 
 from jigsawrl.graph.batch import Batch, Engine, engine
 from jigsawrl.graph.cost import Costs
-from jigsawrl.graph.forecast import Forecast
+from jigsawrl.graph.forecast import Floats, Forecast
 from jigsawrl.graph.hardware import CPU, Hardware
 from jigsawrl.graph.interference import SIGNATURES
 from jigsawrl.graph.lanes import Segment
 from jigsawrl.graph.memory import KV_SHARE, Memory, memory
 from jigsawrl.graph.shape import PipelineShape
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 ENOUGH = 128
 """Sequences that an estimate follows; more are taken several at a time."""
-_WITHOUT_TRAINING = frozenset({"engine", "lengths", "mean length", "rollout_seconds", "memory"})
+_WITHOUT_TRAINING = frozenset({"engine", "rollout_seconds", "memory"})
 """What does not depend on the costs of training."""
+
+
+def remembered(method: Callable[Concatenate[Outlook, P], T]) -> Callable[Concatenate[Outlook, P], T]:
+    """Computes what a method of an outlook returns once for the same arguments."""
+
+    @wraps(method)
+    def found(outlook: Outlook, /, *args: P.args, **named: P.kwargs) -> T:
+        return outlook.kept((method.__name__, *args, *named.items()), lambda: method(outlook, *args, **named))
+
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +68,13 @@ class Outlook:
         kept = {key: made for key, made in self._cache.items() if key[0] in _WITHOUT_TRAINING}
         return Outlook(self.shape, costs, self.hardware, self.forecast, kept)
 
+    @remembered
     def engine(self, engines: int, tp: int, level: float = 0.5) -> Engine:
         """One of so many engines, each spanning `tp` workers."""
-        return self.kept(("engine", engines, tp, level), lambda: self._engine(engines, tp, level))
-
-    def _engine(self, engines: int, tp: int, level: float) -> Engine:
         count = max(1, round(self.shape.sequences / engines))
         few = min(count, ENOUGH)
-        lengths = self.kept(
-            ("lengths", few, level), lambda: self.forecast.lengths(few, level, self.shape.sequences)
-        )
-        batch = Batch.fresh(lengths, self.shape.prompt_tokens, self.shape.turns)
-        return self.engine_of(batch, tp, count / few)
+        lengths = self.forecast.lengths(few, level, self.shape.sequences)
+        return self.engine_of(self.batch(lengths), tp, count / few)
 
     def engine_of(self, batch: Batch, tp: int, each: float = 1.0) -> Engine:
         """The lane of one engine's sequences, every one of which may stand for several."""
@@ -80,6 +89,14 @@ class Outlook:
             each=each,
         )
 
+    def engines(self, lengths: Floats, engines: int, tp: int) -> list[Engine]:
+        """The lanes of a step with these lengths, dealt out to so many engines."""
+        return [self.engine_of(part, tp) for part in self.batch(lengths).split(min(engines, len(lengths)))]
+
+    def batch(self, lengths: Floats) -> Batch:
+        """Sequences that will have these lengths, before they begin."""
+        return Batch(lengths, np.full(len(lengths), self.shape.prompt_tokens), self.shape.turns)
+
     def moved(self, batch: Batch, tp: int) -> Engine:
         """The lane of gathered survivors: weights are loaded, every prefix is run again."""
         return engine(
@@ -88,81 +105,77 @@ class Outlook:
             tp,
             tool_seconds=0.0,
             max_tokens=self.shape.max_tokens,
-            swap_seconds=self.costs.swap_seconds(self.shape.model.weight_bytes / tp),
+            swap_seconds=self.shape.model.weight_bytes / tp / self.costs.hardware.host_bandwidth,
         )
 
+    @remembered
     def training(self, workers: int, response_tokens: float | None = None) -> tuple[Segment, ...]:
         """The gang's sub-stages over all of the step's tokens."""
-        key = ("training", workers, response_tokens)
-        return self.kept(key, lambda: self._training(workers, response_tokens))
-
-    def _training(self, workers: int, response_tokens: float | None) -> tuple[Segment, ...]:
         shape, costs = self.shape, self.costs
         if response_tokens is None:
-            mean = self.kept(("mean length",), lambda: float(self.forecast.lengths(ENOUGH).mean()))
-            response_tokens = mean * shape.sequences
+            response_tokens = float(self.forecast.lengths(ENOUGH).mean()) * shape.sequences
         tokens = response_tokens + shape.prompt_tokens * shape.sequences
-        mean = tokens / shape.sequences
-        logprob = costs.logprob_seconds(tokens, mean, workers) if shape.old_logprobs else 0.0
-        reference = costs.ref_seconds(tokens, mean, workers) if shape.reference else 0.0
-        grad = costs.grad_seconds(tokens, mean, workers)
-        passes = shape.epochs * (2 if shape.critic else 1)
+        seconds = self.training_stages(workers, tokens)
         fetched = costs.swapped("logprob", workers) if shape.old_logprobs else 0.0
         fetched += costs.swapped("ref", workers) if shape.reference else 0.0
-        refetched = passes * costs.swapped("grad", workers)
+        refetched = self.shape.passes * costs.swapped("grad", workers)
         state = costs.swapped("optim", workers)
         segments = (
             Segment("reward", shape.reward_seconds),
             Segment("swap", fetched),
-            Segment("logprob", logprob + reference - fetched, shape.sequences, tokens),
+            Segment("logprob", seconds["old_log_prob"] + seconds["ref"] - fetched, shape.sequences, tokens),
             Segment("swap", refetched),
-            Segment("grad", passes * grad - refetched, shape.sequences, tokens),
+            Segment("grad", seconds["grad"] - refetched, shape.sequences, tokens),
             Segment("swap", state),
-            Segment("optim", costs.optim_seconds(workers) - state),
-            Segment("sync", costs.sync_seconds(workers, shape.tp)),
+            Segment("optim", seconds["optim"] - state),
+            Segment("sync", seconds["sync"]),
         )
         return tuple(segment for segment in segments if segment.seconds > 0)
 
+    def training_stages(self, workers: int, tokens: float) -> Mapping[str, float]:
+        """Seconds of each stage over so many tokens, prompts and responses, before they are cut into sub-stages."""
+        shape, costs = self.shape, self.costs
+        mean = tokens / shape.sequences
+        return {
+            "old_log_prob": costs.token_pass_seconds("logprob", tokens, mean, workers)
+            if shape.old_logprobs
+            else 0.0,
+            "ref": costs.token_pass_seconds("ref", tokens, mean, workers) if shape.reference else 0.0,
+            "grad": shape.passes * costs.token_pass_seconds("grad", tokens, mean, workers),
+            "optim": costs.optim_seconds(workers),
+            "sync": costs.sync_seconds(shape.tp),
+        }
+
+    @remembered
     def rollout_seconds(self, engines: int, tp: int, level: float = 0.5) -> float:
-        return self.kept(
-            ("rollout_seconds", engines, tp, level),
-            lambda: sum(segment.seconds for segment in self.engine(engines, tp, level).segments),
-        )
+        return self.engine(engines, tp, level).seconds
 
+    @remembered
     def training_seconds(self, workers: int) -> float:
-        return self.kept(
-            ("training_seconds", workers),
-            lambda: sum(segment.seconds for segment in self.training(workers)),
-        )
+        return sum(segment.seconds for segment in self.training(workers))
 
+    @remembered
     def solo_seconds(self, workers: int) -> float:
         """A step alone on so many workers."""
         tp = self.shape.tp
-        return self.kept(
-            ("solo_seconds", workers),
-            lambda: self.rollout_seconds(workers // tp, tp) + self.training_seconds(workers),
-        )
+        return self.rollout_seconds(workers // tp, tp) + self.training_seconds(workers)
 
+    @remembered
     def busy_seconds(self, workers: int) -> float:
         """Of a step alone on so many workers, those in which they are at work and do not wait for tools or links."""
         tp = self.shape.tp
-        return self.kept(
-            ("busy_seconds", workers),
-            lambda: sum(
-                segment.seconds
-                for segment in (*self.engine(max(1, workers // tp), tp).segments, *self.training(workers))
-                if SIGNATURES[segment.kind] not in ("host", "link")
-            ),
+        return sum(
+            segment.seconds
+            for segment in (*self.engine(max(1, workers // tp), tp).segments, *self.training(workers))
+            if SIGNATURES[segment.kind] not in ("host", "link")
         )
-
-    def memory(self, engines: int, tp: int, workers: int) -> Memory:
-        return self.kept(("memory", engines, tp, workers), lambda: self._memory(engines, tp, workers))
 
     def memory_trained(self, tp: int, workers: int) -> Memory:
         """Where all of these train, with as many engines as they make."""
         return self.memory(max(1, workers // tp), tp, workers)
 
-    def _memory(self, engines: int, tp: int, workers: int) -> Memory:
+    @remembered
+    def memory(self, engines: int, tp: int, workers: int) -> Memory:
         shape = self.shape
         return memory(
             shape.model,

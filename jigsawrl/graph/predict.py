@@ -1,68 +1,56 @@
-"""One step of one pipeline alone, stage by stage, from its lengths."""
+"""A logged step as the policies would have predicted it, from its lengths: what `jigsaw fit` fits and judges."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-
 from jigsawrl.graph.cost import Costs
-from jigsawrl.graph.rollout import rollout_seconds
+from jigsawrl.graph.forecast import Forecast
+from jigsawrl.graph.outlook import Outlook
+from jigsawrl.graph.shape import PipelineShape, turns_with_waits
+from jigsawrl.graph.traces import LoggedStep, Trace
 
 STAGES = ("gen", "old_log_prob", "ref", "update_actor")
 """What a step is made of, besides weights and small things; verl's words."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """What a step has to do."""
-
-    lengths: NDArray[np.float64]
-    prompt_tokens: float
-    total_tokens: float
-    """Prompts, responses, what tools added."""
-    turns: float = 1.0
-    tool_wait: float = 0.0
-    """Seconds of the whole step."""
-    max_tokens: float | None = None
-    first: bool = False
-    """Of its run: warm-up comes on top."""
-    old_logprobs: bool = True
-    reference: bool = True
-
-    @property
-    def mean_length(self) -> float:
-        return self.total_tokens / max(1, len(self.lengths))
+def outlook_of(trace: Trace, step: LoggedStep, costs: Costs, tool_wait: float | None = None) -> Outlook:
+    """The run as a pipeline that does this step; it waits for tools as logged, if nothing else is said."""
+    turns, waits = turns_with_waits(step.turns, step.tool_wait if tool_wait is None else tool_wait)
+    shape = PipelineShape(
+        name=trace.name,
+        model=trace.model,
+        prompts=len(step.lengths),
+        samples=1,
+        prompt_tokens=step.prompt_tokens,
+        max_tokens=trace.max_tokens,
+        tp=costs.tp,
+        turns=turns,
+        tool_seconds=waits,
+        reward_seconds=costs.other_seconds,
+        old_logprobs=step.old_log_prob is not None,
+        reference=step.ref is not None,
+    )
+    return Outlook(shape, costs, costs.hardware, Forecast((), trace.max_tokens))
 
 
-def stage_seconds(costs: Costs, work: StepWork) -> Mapping[str, float]:
-    """Seconds of each stage, of the rest, and of the whole step, at the width where the costs were fitted."""
-    tokens, mean = work.total_tokens, work.mean_length
-    waves = max(2, round(work.turns)) if work.tool_wait > 0 else work.turns
-    engines = max(1, costs.gpus // costs.tp)
-    observed = max(0.0, mean - work.prompt_tokens - float(work.lengths.mean()))
+def stage_seconds(
+    costs: Costs, trace: Trace, step: LoggedStep, tool_wait: float | None = None
+) -> dict[str, float]:
+    """Seconds of each stage, of the rest, and of the whole step, at the width where the costs were fitted.
+
+    Training is over the tokens that were logged, with what tools added to them. What the first step of a run takes
+    longer comes on top: no policy plans with it.
+    """
+    outlook = outlook_of(trace, step, costs, tool_wait)
+    engines = outlook.engines(step.lengths, max(1, costs.gpus // costs.tp), costs.tp)
+    training = outlook.training_stages(costs.gpus, step.total_tokens)
     seconds = {
-        "gen": rollout_seconds(
-            costs,
-            work.lengths,
-            work.prompt_tokens,
-            costs.tp,
-            waves,
-            work.tool_wait / (waves - 1) if work.tool_wait > 0 else 0.0,
-            engines=engines,
-            observation_tokens=observed,
-            max_tokens=work.max_tokens,
-        ),
-        "old_log_prob": costs.logprob_seconds(tokens, mean, costs.gpus) if work.old_logprobs else 0.0,
-        "ref": costs.ref_seconds(tokens, mean, costs.gpus) if work.reference else 0.0,
-        "update_actor": costs.grad_seconds(tokens, mean, costs.gpus) + costs.optim_seconds(costs.gpus),
+        "gen": max(engine.seconds for engine in engines),
+        "old_log_prob": training["old_log_prob"],
+        "ref": training["ref"],
+        "update_actor": training["grad"] + training["optim"],
     }
-    if work.first:
-        for stage, extra in costs.warmup.items():
-            if seconds.get(stage, 0.0) > 0:
-                seconds[stage] += extra
-    seconds["other"] = costs.sync_seconds(costs.gpus, costs.tp) + costs.other_seconds
+    warmup = costs.warmup if step.first else {}
+    seconds = {stage: each + warmup.get(stage, 0.0) if each > 0 else each for stage, each in seconds.items()}
+    seconds["other"] = training["sync"] + outlook.shape.reward_seconds
     seconds["step"] = sum(seconds.values())
     return seconds

@@ -20,8 +20,7 @@ def read_runs(*sources: Path) -> tuple[tuple[Trace, ...], tuple[str, ...]]:
     for source in sources:
         try:
             if (source / INDEX).exists():
-                for trace in read_traces(source):
-                    _take(trace, source / INDEX, found, left_out)
+                _take(read_traces(source), source / INDEX, found, left_out)
             else:
                 logs += _logs_in(source)
         except JigsawError as error:
@@ -30,8 +29,7 @@ def read_runs(*sources: Path) -> tuple[tuple[Trace, ...], tuple[str, ...]]:
         raise JigsawError(f"{sources[0]}: there are {len(logs):,} logs; give at most {MOST_LOGS:,} at a time")
     for log in logs:
         try:
-            for trace in read_verl_log(log):
-                _take(trace, log, found, left_out)
+            _take(read_verl_log(log), log, found, left_out)
         except JigsawError as error:
             left_out.append(str(error))
     if not found:
@@ -41,9 +39,10 @@ def read_runs(*sources: Path) -> tuple[tuple[Trace, ...], tuple[str, ...]]:
     return tuple(found.values()), tuple(left_out)
 
 
-def _take(trace: Trace, source: Path, found: dict[str, Trace], left_out: list[str]) -> None:
-    if found.setdefault(trace.name, trace) is not trace:
-        left_out.append(f"{source}: another run is called {trace.name} already; rename one of the logs")
+def _take(traces: tuple[Trace, ...], source: Path, found: dict[str, Trace], left_out: list[str]) -> None:
+    for trace in traces:
+        if found.setdefault(trace.name, trace) is not trace:
+            left_out.append(f"{source}: another run is called {trace.name} already; rename one of the logs")
 
 
 def _logs_in(source: Path) -> list[Path]:

@@ -82,3 +82,14 @@ class PipelineShape:
     @property
     def sequences(self) -> int:
         return self.prompts * self.samples
+
+    @property
+    def passes(self) -> int:
+        """Times that a step trains on its tokens."""
+        return self.epochs * (2 if self.critic else 1)
+
+
+def turns_with_waits(turns: float, tool_seconds: float) -> tuple[int, float]:
+    """How often a batch generates, and its wait after each turn but the last, from means: a wait needs two turns."""
+    whole = max(2 if tool_seconds > 0 else 1, round(turns))
+    return whole, tool_seconds / max(1, whole - 1)

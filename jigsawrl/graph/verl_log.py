@@ -10,10 +10,11 @@ overlap, the seconds in a log do not add up to steps.
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.log_lines import LogLine, LogLines
@@ -95,10 +96,6 @@ class Run:
     asynchronous: str | None = None
     """What in the log shows that the trainer is asynchronous, if anything does."""
 
-    @property
-    def last(self) -> int:
-        return next(reversed(self.steps), 0)
-
     def add(self, step: int, logged: Logged) -> None:
         lines = self.steps.setdefault(step, [])
         if len(lines) < MOST_TIMES:
@@ -110,12 +107,10 @@ class Run:
         return first > 1 and alike and not self.settings.contradicts(earlier.settings)
 
     def join(self, later: Run) -> None:
+        self.launches |= later.launches - self.steps.keys()
         for step, lines in later.steps.items():
-            if step not in self.steps:
-                self.launches |= {step} & later.launches
             for each in lines:
                 self.add(step, each)
-        self.asynchronous = self.asynchronous or later.asynchronous
 
 
 def read_runs_in(path: Path) -> tuple[list[Run], str | None]:
@@ -127,9 +122,7 @@ def read_runs_in(path: Path) -> tuple[list[Run], str | None]:
     if reader.line == 0:
         raise JigsawError(f"{path}: {lines.damage or 'is empty'}")
     runs: list[Run] = []
-    for each in reader.runs:
-        if not each.steps:
-            continue
+    for each in (run for run in reader.runs if run.steps):
         each.asynchronous = each.asynchronous or each.settings.asynchronous
         if runs and each.resumes(runs[-1]):
             runs[-1].join(each)
@@ -144,27 +137,26 @@ def read_runs_in(path: Path) -> tuple[list[Run], str | None]:
     return runs, lines.damage
 
 
+@dataclass(slots=True)
 class _Reader:
     """Divides the lines of a log among runs."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.line = 0
-        self.runs = [Run(1)]
-        self._coming = Settings()
-        """Of a run that may follow."""
-        self._steps = 0
-        self._broken: tuple[str, int, Metrics | None] | None = None
-        """A step whose metrics follow, one on a line: its process, its number, and those that came."""
+    path: Path
+    line: int = 0
+    runs: list[Run] = field(default_factory=lambda: [Run(1)])
+    _coming: Settings = field(default_factory=Settings)
+    """Of a run that may follow."""
+    _steps: int = 0
+    _broken: tuple[str, int, Metrics | None] | None = None
+    """A step whose metrics follow, one on a line: its process, its number, and those that came."""
 
     def read(self, line: LogLine) -> None:
         self.line = line.number
         run = self.runs[-1]
         if run.asynchronous is None and _ASYNC_PROCESS.match(line.source):
             if run.steps:
-                run = Run(line.number)
-                self.runs.append(run)
-            run.asynchronous = f"it has a process {line.source.split()[0]}"
+                self.runs.append(Run(line.number))
+            self.runs[-1].asynchronous = f"it has a process {line.source.split()[0]}"
         steps = _steps(line)
         for number, metrics in steps:
             if not all(key.startswith("val") for key in metrics):  # validation, apart from any step
@@ -192,13 +184,11 @@ class _Reader:
         return True
 
     def _read_settings(self, line: LogLine) -> None:
-        run = self.runs[-1]
-        if not run.steps:
-            run.settings.read(line)
-            return
-        self._coming.read(line)
-        if self._coming:
-            self.runs.append(Run(line.number, self._coming))
+        begun = bool(self.runs[-1].steps)
+        settings = self._coming if begun else self.runs[-1].settings
+        settings.read(line)
+        if begun and settings:
+            self.runs.append(Run(line.number, settings))
             self._coming = Settings()
 
     def _kept(self, metrics: Metrics) -> Metrics:
@@ -206,12 +196,16 @@ class _Reader:
         if run.asynchronous is None:
             shows = next(filter(_ASYNC_METRIC.match, metrics), None)
             run.asynchronous = f"its steps log {shows}" if shows else None
-        return {key: value for key, value in metrics.items() if key in _KEPT}
+        return {
+            key: value
+            for key, value in metrics.items()
+            if key in _KEPT and (key not in OPTIONAL or sensible(value))
+        }
 
     def _add(self, number: int, metrics: Metrics, line: int) -> Metrics:
         """Takes a line of metrics to a step, and says which were kept."""
         run = self.runs[-1]
-        if run.steps and number < run.last:
+        if number < next(reversed(run.steps), 0):
             run = Run(line, run.settings)
             self.runs.append(run)
         run.settings.close()
@@ -232,17 +226,11 @@ def _steps(line: LogLine) -> list[tuple[int, Metrics]]:
         return _from_json(text)
     if "step:" not in text:
         return []
-    steps = []
-    found = list(_STEP.finditer(text))
-    for at, each in enumerate(found):
-        final = at + 1 == len(found)
-        parts = text[each.end() : None if final else found[at + 1].start()]
-        if final and not line.ended:  # the last of its metrics may be cut off
-            parts = parts.rpartition(" - ")[0]
-        metrics = _metrics(parts)
-        if any("/" in key for key in metrics):
-            steps.append((int(each[1]), metrics))
-    return steps
+    _, *pieces = _STEP.split(text)
+    if pieces and not line.ended:  # the last of its metrics may be cut off
+        pieces[-1] = pieces[-1].rpartition(" - ")[0]
+    steps = [(int(number), _metrics(parts)) for number, parts in zip(pieces[::2], pieces[1::2], strict=True)]
+    return [(number, metrics) for number, metrics in steps if any("/" in key for key in metrics)]
 
 
 def _from_json(text: str) -> list[tuple[int, Metrics]]:
@@ -250,14 +238,9 @@ def _from_json(text: str) -> list[tuple[int, Metrics]]:
         record = json.loads(text)
     except (ValueError, RecursionError):
         return []
-    if not isinstance(record, dict):
-        return []
     number, data = record.get("step"), record.get("data", record)
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 10**12:
-        return []
-    if not isinstance(data, dict) or not any("/" in key for key in data):
-        return []
-    return [(number, dict(data))]
+    good = type(number) is int and 0 <= number < 10**12 and isinstance(data, dict)
+    return [(number, data)] if good and any("/" in key for key in data) else []
 
 
 def _metrics(text: str) -> Metrics:
@@ -269,3 +252,8 @@ def _metrics(text: str) -> Metrics:
             number = _NUMBER.match(value.strip())
             metrics[key.strip()] = float(number[1]) if number else value.strip()
     return metrics
+
+
+def sensible(value: Any) -> TypeGuard[float]:
+    """Whether it is a number from 0 on."""
+    return isinstance(value, int | float) and math.isfinite(value) and value >= 0

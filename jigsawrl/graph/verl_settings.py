@@ -17,50 +17,44 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import Literal
 
 from jigsawrl.graph.log_lines import LogLine
 
-MODEL = "actor_rollout_ref.model.path"
-SAMPLES = "actor_rollout_ref.rollout.n"
-TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
-MEMORY_SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
-PROMPTS = "data.train_batch_size"
-MOST_TOKENS = "data.max_response_length"
-GPUS_PER_NODE = "trainer.n_gpus_per_node"
-NODES = "trainer.nnodes"
-OFFLOADED = (
-    "actor_rollout_ref.actor.fsdp_config.param_offload",
-    "actor_rollout_ref.actor.megatron.param_offload",
-    "actor_rollout_ref.actor.veomni.param_offload",
-    "actor_rollout_ref.actor.torchtitan.param_offload",
+Name = Literal[
+    "model", "samples", "tp", "memory_share", "prompts", "max_tokens", "gpus_per_node", "nodes", "hybrid"
+]
+KEYS: Mapping[Name, str] = {
+    "model": "actor_rollout_ref.model.path",
+    "samples": "actor_rollout_ref.rollout.n",
+    "tp": "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "memory_share": "actor_rollout_ref.rollout.gpu_memory_utilization",
+    "prompts": "data.train_batch_size",
+    "max_tokens": "data.max_response_length",
+    "gpus_per_node": "trainer.n_gpus_per_node",
+    "nodes": "trainer.nnodes",
+    "hybrid": "actor_rollout_ref.hybrid_engine",  # false where rollouts have devices of their own
+}
+"""What a setting is called here, and its full key."""
+OFFLOADED = tuple(
+    f"actor_rollout_ref.actor.{trainer}.param_offload"
+    for trainer in ("fsdp_config", "megatron", "veomni", "torchtitan")
 )
 """One for each kind of trainer. The reference has settings of its own."""
-HYBRID = "actor_rollout_ref.hybrid_engine"
-"""False where rollouts have devices of their own."""
-ASYNC = "async_training"
+READ = (*KEYS.values(), *OFFLOADED)
+"""Full keys of all settings that count."""
+ASYNC = "async_training."
 """Settings that only asynchronous trainers have begin with this."""
-KEYS = frozenset(
-    {
-        MODEL,
-        SAMPLES,
-        TENSOR_PARALLEL,
-        MEMORY_SHARE,
-        PROMPTS,
-        MOST_TOKENS,
-        GPUS_PER_NODE,
-        NODES,
-        HYBRID,
-        *OFFLOADED,
-    }
-)
 
 MOST_BLOCK_LINES = 20_000
 MOST_DEPTH = 64
 MOST_COMMAND, MOST_COMMAND_LINES = 2**17, 1000
 """Characters and lines of a command."""
 _ASYNC_MODULE = re.compile(r"fully_async|one_step_off|async_main|async_ppo")
+_COMMAND = re.compile(r"(?!\s*#).*(?:python|torchrun|main_ppo)", re.DOTALL)
 _OVERRIDE = re.compile(r"\s\+{0,2}(?:actor_rollout_ref|data|trainer|algorithm)\.[\w.]+=")
 _OPENS = re.compile(r"\{\s*['\"]\w+['\"]\s*:")
 _CONTINUES = re.compile(r"\s+(?:['\"\[{(<]|-?\.?\d|(?:True|False|None)\b)|\s*[\]})][\]}),\s]*$")
@@ -68,16 +62,16 @@ _TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[{}\[\](),:]|[^\s{}
 _CLOSES = {"}": "{", "]": "[", ")": "("}
 
 
+@dataclass(slots=True)
 class Settings:
     """Gathers settings from the lines of a log."""
 
-    def __init__(self) -> None:
-        self.asynchronous: str | None = None
-        """What shows that they are those of a trainer that generates and trains at the same time."""
-        self._resolved: dict[str, str] = {}
-        self._command: dict[str, str] = {}
-        self._blocks: dict[str, _Block] = {}
-        self._unfinished: dict[str, list[str]] = {}
+    asynchronous: str | None = None
+    """What shows that they are those of a trainer that generates and trains at the same time."""
+    _resolved: dict[str, str] = field(default_factory=dict)
+    _command: dict[str, str] = field(default_factory=dict)
+    _blocks: dict[str, _Block] = field(default_factory=dict)
+    _unfinished: dict[str, list[str]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self._resolved or self._command or self.asynchronous)
@@ -86,59 +80,56 @@ class Settings:
         """Takes what a line tells of the settings, if anything."""
         if self._read_command(line):
             return
-        text = line.text
-        if text[:1] == "{" and _OPENS.match(text):
+        if _OPENS.match(line.text):
             self._blocks[line.source] = _Block()
-        block = self._blocks.get(line.source)
-        if block is None:
-            return
-        for key, value in block.read(text):
-            self._take(self._resolved, key, value)
-        if block.over:
-            del self._blocks[line.source]
+        if block := self._blocks.get(line.source):
+            for key, value in block.read(line.text):
+                self._take(self._resolved, key, value)
+            if block.over:
+                del self._blocks[line.source]
 
     def close(self) -> None:
         """Whatever follows belongs to no settings that are still being printed."""
         self._blocks.clear()
         self._unfinished.clear()
 
-    def text(self, key: str) -> str | None:
-        value = self._resolved.get(key, self._command.get(key))
-        return None if value in (None, "", "None", "null") else value
+    def text(self, name: Name) -> str | None:
+        """As the log tells it, or None."""
+        return self._told(KEYS[name])
 
-    def whole(self, key: str) -> int | None:
+    def whole(self, name: Name) -> int | None:
         """A whole number above 0, or None where the log does not tell one."""
-        value = self.text(key) or ""
+        value = self.text(name) or ""
         return (int(value) or None) if value.isdecimal() and len(value) < 10 else None
 
-    def share(self, key: str) -> float | None:
+    def share(self, name: Name) -> float | None:
         """A number above 0 and at most 1."""
-        try:
-            value = float(self.text(key) or "")
-        except ValueError:
-            return None
-        return value if 0 < value <= 1 else None
+        value = _value(self.text(name) or "")
+        return value if isinstance(value, float) and 0 < value <= 1 else None
 
-    def flag(self, keys: Iterable[str]) -> bool:
-        """Whether any of these is true."""
-        return any((self.text(key) or "").lower() == "true" for key in keys)
+    def offloaded(self) -> bool:
+        """Whether the actor's parameters are in host memory between uses."""
+        return any((self._told(key) or "").lower() == "true" for key in OFFLOADED)
 
     def contradicts(self, other: Settings) -> bool:
         """Whether both tell a setting, and not the same."""
-        told = ((self.text(key), other.text(key)) for key in KEYS)
+        told = ((self._told(key), other._told(key)) for key in READ)
         return any(
             mine is not None and theirs is not None and _value(mine) != _value(theirs)
             for mine, theirs in told
         )
 
+    def _told(self, key: str) -> str | None:
+        value = self._resolved.get(key, self._command.get(key))
+        return None if value in (None, "", "None", "null") else value
+
     def _read_command(self, line: LogLine) -> bool:
-        begun = self._unfinished.get(line.source, [])
-        if not begun and not _begins_command(line.text):
+        begun = self._unfinished.pop(line.source, [])
+        if not begun and not _COMMAND.match(line.text):
             return False
         if line.text.endswith("\\") and len(begun) < MOST_COMMAND_LINES:
-            self._unfinished.setdefault(line.source, begun).append(line.text[:-1])
+            self._unfinished[line.source] = [*begun, line.text[:-1]]
             return True
-        self._unfinished.pop(line.source, None)
         text = " ".join(("", *begun, line.text))
         if len(text) > MOST_COMMAND or not _OVERRIDE.search(text):
             return False
@@ -156,9 +147,9 @@ class Settings:
         return True
 
     def _take(self, settings: dict[str, str], key: str, value: str) -> None:
-        if key in KEYS:
+        if key in READ:
             settings[key] = value
-        if key.startswith(f"{ASYNC}.") or (key == HYBRID and value.lower() == "false"):
+        if key.startswith(ASYNC) or (key == KEYS["hybrid"] and value.lower() == "false"):
             self.asynchronous = f"its settings hold {key}={value[:40]}"
 
 
@@ -170,38 +161,31 @@ def _value(text: str) -> float | str:
         return text.lower()
 
 
-def _begins_command(text: str) -> bool:
-    return ("python" in text or "torchrun" in text or "main_ppo" in text) and not text.lstrip().startswith(
-        "#"
-    )
-
-
+@dataclass(slots=True)
 class _Block:
     """Settings as `pprint` writes them: nested mappings whose keys stand in the column where their brace opened.
 
     Columns tell where a line belongs even where lines before it were lost or those of others came between.
     """
 
-    def __init__(self) -> None:
-        self.over = False
-        self._open: list[_Brace] = []
-        self._outermost: _Brace | None = None
-        self._lines = 0
+    over: bool = False
+    _open: list[_Brace] = field(default_factory=list)
+    _outermost: _Brace | None = None
+    _lines: int = 0
 
-    def read(self, text: str) -> list[tuple[str, str]]:
+    def read(self, text: str) -> Iterator[tuple[str, str]]:
         """Full keys and values of a line; none where the line is something else."""
         self._lines += 1
         self.over = self._lines > MOST_BLOCK_LINES or len(self._open) > MOST_DEPTH
         if self._outermost is not None and not _CONTINUES.match(text):
             self.over |= not self._open
-            return []
-        found: list[tuple[str, str]] = []
+            return
         tokens = list(_TOKEN.finditer(text))
         if len(tokens) > 1 and tokens[1][0] == ":":
             self._return_to(tokens[0].start())
         if self._outermost is not None and not self._open:
             self.over = True
-            return []
+            return
         for at, token in enumerate(tokens):
             word = token[0]
             if word in "{[(":
@@ -217,8 +201,7 @@ class _Block:
                 elif word != ":" and at + 1 < len(tokens) and tokens[at + 1][0] == ":" and brace.key is None:
                     brace.key = word[1:-1] if word[0] in "'\"" else word
                 elif word != ":" and (key := self._key()) is not None:
-                    found.append((key, word[1:-1] if word[0] in "'\"" else word))
-        return found
+                    yield key, word[1:-1] if word[0] in "'\"" else word
 
     def _return_to(self, column: int) -> None:
         """A key in this column belongs to the mapping that opened there, or to one whose opening was lost."""
@@ -242,8 +225,8 @@ class _Block:
         return ".".join(key for key in keys if key is not None)
 
 
+@dataclass(slots=True)
 class _Brace:
-    def __init__(self, kind: str, column: int) -> None:
-        self.kind = kind
-        self.column = column
-        self.key: str | None = None
+    kind: str
+    column: int
+    key: str | None = None

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import ChainMap, Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeGuard
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.graph import verl_settings as keys
 from jigsawrl.graph.known_models import is_mixture, model_named
 from jigsawrl.graph.log_lines import log_name
 from jigsawrl.graph.reconstruct import MOST_SEQUENCES
 from jigsawrl.graph.shape import ModelShape
 from jigsawrl.graph.traces import LoggedStep, Trace, limit_above, logged_step, workers
-from jigsawrl.graph.verl_log import NEEDED, OPTIONAL, Logged, Run, read_runs_in
-from jigsawrl.graph.verl_settings import Settings
+from jigsawrl.graph.verl_log import NEEDED, Logged, Metrics, Run, read_runs_in, sensible
+from jigsawrl.graph.verl_settings import KEYS, Settings
 
 GPUS, TP, SHARE = 8, 2, 0.5
 """verl's defaults, where a log does not tell."""
@@ -41,15 +38,15 @@ def read_verl_log(path: Path) -> tuple[Trace, ...]:
             trace = trace_of(run, name, path, where)
         except JigsawError as error:
             refused.append(str(error))
-            continue
-        doubts = list(trace.doubts)
-        if len(runs) > 1:
-            doubts.append(
-                f"{path.name} holds {len(runs)} runs; this is number {number}, from line {run.line:,} on"
-            )
-        if damage and number == len(runs):
-            doubts.append(f"{path.name} breaks off: {damage}")
-        traces.append(replace(trace, doubts=tuple(doubts)))
+        else:
+            doubts = list(trace.doubts)
+            if len(runs) > 1:
+                doubts.append(
+                    f"{path.name} holds {len(runs)} runs; this is number {number}, from line {run.line:,} on"
+                )
+            if damage and number == len(runs):
+                doubts.append(f"{path.name} breaks off: {damage}")
+            traces.append(replace(trace, doubts=tuple(doubts)))
     if not traces:
         raise JigsawError("\n".join(refused[:3]))
     if refused:
@@ -67,55 +64,55 @@ def trace_of(run: Run, name: str, path: Path, where: str) -> Trace:
     settings = run.settings
     model = _model(settings, path)
     measured = {
-        step: [Logged(each.line, _sane(each.metrics)) for each in lines] for step, lines in run.steps.items()
-    }
-    measured = {
-        step: lines for step, lines in sorted(measured.items()) if any(each.metrics for each in lines)
+        step: lines for step, lines in sorted(run.steps.items()) if any(each.metrics for each in lines)
     }
     found = len(measured)
     if found > MOST_FITTED:
         kept = {round(each * (found - 1) / (MOST_FITTED - 1)) for each in range(MOST_FITTED)}
         measured = {step: lines for at, (step, lines) in enumerate(measured.items()) if at in kept}
-    prompts, samples = settings.whole(keys.PROMPTS), settings.whole(keys.SAMPLES) or 1
+    prompts, samples = settings.whole("prompts"), settings.whole("samples") or 1
     told = prompts * samples if prompts else None
-    needed = _usual(measured.values())
-    usual = _usual_sequences(measured.values(), told)
+    needed = _usual(measured)
+    counts = (_sequences(each.metrics, told) for lines in measured.values() for each in lines)
+    usual = statistics.median([count for count in counts if count is not None] or [0])
     if usual > MOST_SEQUENCES:
         raise JigsawError(f"{where}: its tokens make {usual:,.0f} sequences a step, which cannot be")
     steps: list[LoggedStep] = []
     reasons: list[str] = []
     for number, lines in measured.items():
-        step, why = _first_usable(number, lines, needed, told, usual, path)
-        if step is None:
-            reasons.append(why)
-        else:
+        try:
+            step = _first_usable(number, lines, needed, told, usual, path)
             steps.append(replace(step, first=number in run.launches))
+        except JigsawError as error:
+            reasons.append(str(error))
     if not steps:
-        raise JigsawError(reasons[0] if reasons else _nothing(path, run))
+        line = next(iter(run.steps.values()))[0].line
+        raise JigsawError(
+            reasons[0] if reasons else f"{path}, line {line}: no step has timing_s/ or response_length/"
+        )
     doubts = []
     if found > MOST_FITTED:
         doubts.append(f"of its {found:,} steps {len(measured):,} were used, evenly spaced")
     if reasons:
-        others = f"; {len(reasons) - 1} more" if len(reasons) > 1 else ""
-        doubts.append(f"left out {len(reasons)} of {len(measured)} steps: {reasons[0]}{others}")
+        more = f"; {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        doubts.append(f"left out {len(reasons)} of {len(measured)} steps: {reasons[0]}{more}")
     sequences = int(statistics.median(len(step.lengths) for step in steps))
     if told and abs(sequences - told) > AGREE * told:
         doubts.append(
-            f"{keys.PROMPTS} and {keys.SAMPLES} make {told:,} sequences a step, and its tokens {sequences:,}, "
+            f"{KEYS['prompts']} and {KEYS['samples']} make {told:,} sequences a step, and its tokens {sequences:,}, "
             f"which was believed"
         )
     gpus, tp, assumed = _width(settings, run, doubts)
-    longest = max(float(step.lengths.max()) for step in steps)
     return Trace(
         name=name,
         model=model,
         samples=samples,
         gpus=gpus,
         tp=tp,
-        max_tokens=settings.whole(keys.MOST_TOKENS) or limit_above(longest),
+        max_tokens=settings.whole("max_tokens") or limit_above(steps),
         steps=tuple(steps),
-        memory_share=settings.share(keys.MEMORY_SHARE) or SHARE,
-        offloaded=settings.flag(keys.OFFLOADED),
+        memory_share=settings.share("memory_share") or SHARE,
+        offloaded=settings.offloaded(),
         found=found,
         assumed=assumed,
         doubts=tuple(doubts),
@@ -124,77 +121,64 @@ def trace_of(run: Run, name: str, path: Path, where: str) -> Trace:
 
 def _width(settings: Settings, run: Run, doubts: list[str]) -> tuple[int, int, frozenset[str]]:
     """GPUs, and those of an engine; and which of the two nothing in the log tells."""
-    assumed = set()
-    each, nodes = settings.whole(keys.GPUS_PER_NODE), settings.whole(keys.NODES)
+    each, nodes = settings.whole("gpus_per_node"), settings.whole("nodes")
     counted = workers(line.metrics for lines in run.steps.values() for line in lines)
-    if each and nodes:
-        gpus = each * nodes
-        if counted is not None and counted != gpus:
-            doubts.append(
-                f"{keys.NODES} x {keys.GPUS_PER_NODE} are {gpus} GPUs, which was believed; "
-                f"perf/throughput says {counted}"
-            )
-    elif counted is not None:
-        gpus = counted
-    else:
-        gpus = (each or GPUS) * (nodes or 1)
-        if not each:
-            assumed.add("gpus")
-    tp = settings.whole(keys.TENSOR_PARALLEL)
-    if tp is None:
-        tp = min(TP, gpus)
-        assumed.add("tp")
-    elif tp > gpus:
-        doubts.append(f"{keys.TENSOR_PARALLEL} is {tp}, but there are {gpus} GPUs; fitted as {gpus}")
-    return gpus, min(tp, gpus), frozenset(assumed)
+    told = each * nodes if each and nodes else None
+    gpus = told or counted or (each or GPUS) * (nodes or 1)
+    if told and counted not in (None, told):
+        doubts.append(
+            f"{KEYS['nodes']} x {KEYS['gpus_per_node']} are {gpus} GPUs, which was believed; "
+            f"perf/throughput says {counted}"
+        )
+    tp = settings.whole("tp")
+    if tp and tp > gpus:
+        doubts.append(f"{KEYS['tp']} is {tp}, but there are {gpus} GPUs; fitted as {gpus}")
+    known = {"gpus": told or counted or each, "tp": tp}
+    return gpus, min(tp or TP, gpus), frozenset(key for key, value in known.items() if not value)
 
 
 def _first_usable(
     number: int, lines: Sequence[Logged], needed: Sequence[str], told: int | None, usual: float, path: Path
-) -> tuple[LoggedStep | None, str]:
-    """The step from the first of its lines that is whole, or from all of them together; or what is wrong."""
-    why = ""
-    for each in _candidates(lines):
-        where = f"{path}, line {each.line}"
-        lacking = [key for key in needed if key not in each.metrics]
-        if lacking:
-            why = why or f"{where}: step {number} lacks {lacking[0]}, which others have; is the line cut off?"
-            continue
-        sequences = _sequences(each.metrics, told)
-        if sequences is not None and not usual / FAR <= sequences <= usual * FAR:
-            why = (
-                why
-                or f"{where}: step {number} has {sequences:,} sequences by its tokens, others {usual:,.0f}"
-            )
-            continue
+) -> LoggedStep:
+    """The step from the first of its lines that is whole, or from all of them together."""
+    together = Logged(lines[0].line, dict(ChainMap(*(each.metrics for each in lines))))
+    reasons: list[JigsawError] = []
+    for each in (*lines, together):
         try:
-            found = logged_step(each.metrics, number, None, sequences, None, where)
+            return _usable(number, each.metrics, needed, told, usual, f"{path}, line {each.line}")
         except JigsawError as error:
-            why = why or str(error)
-            continue
-        if found is not None:
-            return found, ""
-        why = why or (
+            reasons.append(error)
+    raise reasons[0]
+
+
+def _usable(
+    number: int, metrics: Metrics, needed: Sequence[str], told: int | None, usual: float, where: str
+) -> LoggedStep:
+    """The step of these metrics; a JigsawError where they are not whole, or are not like those of the others."""
+    lacking = [key for key in needed if key not in metrics]
+    if lacking:
+        raise JigsawError(
+            f"{where}: step {number} lacks {lacking[0]}, which others have; is the line cut off?"
+        )
+    sequences = _sequences(metrics, told)
+    if sequences is not None and not usual / FAR <= sequences <= usual * FAR:
+        raise JigsawError(
+            f"{where}: step {number} has {sequences:,} sequences by its tokens, others {usual:,.0f}"
+        )
+    step = logged_step(metrics, number, None, sequences, 0.0, where)
+    if step is None:
+        raise JigsawError(
             f"{where}: step {number} has no timing_s/gen or timing_s/step together with response_length/mean\n"
-            f"and a number of sequences ({keys.PROMPTS} and {keys.SAMPLES}, or perf/total_num_tokens and "
+            f"and a number of sequences ({KEYS['prompts']} and {KEYS['samples']}, or perf/total_num_tokens and "
             f"prompt_length/mean)"
         )
-    return None, why
+    return step
 
 
-def _candidates(lines: Sequence[Logged]) -> Iterator[Logged]:
-    yield from lines
-    if len(lines) > 1:
-        together: dict[str, Any] = {}
-        for each in lines:
-            together = {**each.metrics, **together}
-        yield Logged(lines[0].line, together)
-
-
-def _sequences(metrics: Mapping[str, Any], told: int | None) -> int | None:
+def _sequences(metrics: Metrics, told: int | None) -> int | None:
     """Of a step: its tokens tell, and the settings where both agree or nothing else is known."""
     total, prompt, mean = (
-        float(value) if _sensible(value := metrics.get(key)) else 0.0
+        float(value) if sensible(value := metrics.get(key)) else 0.0
         for key in ("perf/total_num_tokens", "prompt_length/mean", "response_length/mean")
     )
     if total <= 0 or prompt <= 0 or mean <= 0:
@@ -203,42 +187,21 @@ def _sequences(metrics: Mapping[str, Any], told: int | None) -> int | None:
     return told if told and abs(counted - told) <= AGREE * told else counted
 
 
-def _usual_sequences(steps: Iterable[Sequence[Logged]], told: int | None) -> float:
-    """Of the median step; 0 where none tells."""
-    counts = (_sequences(each.metrics, told) for lines in steps for each in lines)
-    return statistics.median([each for each in counts if each is not None] or [0])
-
-
-def _usual(steps: Iterable[Sequence[Logged]]) -> list[str]:
+def _usual(steps: Mapping[int, Sequence[Logged]]) -> list[str]:
     """What at least half of the steps have."""
-    counts, number = Counter[str](), 0
-    for lines in steps:
-        number += 1
-        counts.update({key for each in lines for key in each.metrics if key in NEEDED})
-    return [key for key in NEEDED if 2 * counts[key] >= number > 0]
-
-
-def _sane(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Without those that make no sense and are not needed."""
-    return {key: value for key, value in metrics.items() if key not in OPTIONAL or _sensible(value)}
-
-
-def _sensible(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
-
-
-def _nothing(path: Path, run: Run) -> str:
-    line = next(iter(run.steps.values()))[0].line
-    return f"{path}, line {line}: no step has timing_s/ or response_length/"
+    counts = Counter(
+        key for lines in steps.values() for key in {key for each in lines for key in each.metrics}
+    )
+    return [key for key in NEEDED if 2 * counts[key] >= len(steps)]
 
 
 def _model(settings: Settings, path: Path) -> ModelShape:
     """By the settings, or else by the name of the log."""
-    told = settings.text(keys.MODEL)
+    told = settings.text("model")
     for part in reversed(PurePosixPath(told or "").parts):
         if is_mixture(part):
             raise JigsawError(
-                f"{path}: {keys.MODEL}={told} reads like a mixture of experts; only dense models can be fitted"
+                f"{path}: {KEYS['model']}={told} reads like a mixture of experts; only dense models can be fitted"
             )
         try:
             return model_named(part, "")
@@ -248,7 +211,7 @@ def _model(settings: Settings, path: Path) -> ModelShape:
         return model_named(log_name(path), str(path))
     except JigsawError:
         which = (
-            f"{keys.MODEL}={told} is no model known here" if told else "its settings do not tell the model"
+            f"{KEYS['model']}={told} is no model known here" if told else "its settings do not tell the model"
         )
         raise JigsawError(
             f"{path}: {which}, and its name does not either;\n"

@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import select
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from jigsawrl import frames, limits
-from jigsawrl.engine.types import Request, RolloutBackend, SampleOutput
+from jigsawrl.engine.types import RolloutBackend, SampleOutput
 from jigsawrl.errors import JigsawError
-from jigsawrl.liveness import GUARD, was_silent
 from jigsawrl.pipeline.actor import Actor
 from jigsawrl.pipeline.generating import Generating
 from jigsawrl.processes import die_with_parent, ignore_interrupts
-from jigsawrl.surface import option
 
 if TYPE_CHECKING:
     from jigsawrl.config import RunConfig
 
-CLOSE_S = 5.0
-"""Seconds that processes have to end by themselves, all of a gang together."""
-KILLED_S = 5.0
-"""Patience with a process that was killed."""
-SENT_AT_ONCE = 1 << 15
-"""Bytes that are written where the kernel says that there is room: of a socket it says so when three quarters of its
-200 KB are free."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 REPORT_S, REPORT_PART = 2.0, 0.02
 """Seconds between two words about what is under way, at least, and the part of the time that saying them may take."""
+
+
+Reply = tuple[str, int | None, Any]
+"""What an actor says: its kind, the id of the call that it answers, if it answers one, and the rest."""
 
 
 def send(pipe: Connection, message: Any) -> None:
@@ -53,131 +44,6 @@ def send(pipe: Connection, message: Any) -> None:
 
 def receive(pipe: Connection) -> Any:
     return pickle.loads(pipe.recv_bytes())
-
-
-class ActorDied(JigsawError):
-    """The process is gone; what it was at is lost."""
-
-
-class ProcessHandle:
-    """The other end of an actor's pipe. A death is noticed, never waited for."""
-
-    def __init__(self, pipe: Connection, process: BaseProcess | None, rank: int) -> None:
-        self.pipe = pipe
-        self.process = process
-        """None where somebody else looks after it."""
-        self.rank = rank
-        self.answer: Any = None
-        """To the last call, until somebody takes it."""
-        self.early: list[SampleOutput] = []
-        """Outputs that came while an answer was waited for."""
-        self.running: list[SampleOutput] = []
-        """What the actor last said of samples that are under way."""
-        self.reports = 0
-        """How often it said so."""
-
-    def start(self, method: str, *args: Any) -> None:
-        self._send(("call", method, args))
-
-    def result(self) -> Any:
-        while not self.hears():
-            pass
-        return self.take_answer()
-
-    def hears(self) -> bool:
-        """The actor's next word, which is waited for; whether it was the answer."""
-        kind, value = self._receive()
-        if kind == "answer":
-            self.answer = value
-        else:
-            self._hear(kind, value)
-        return kind == "answer"
-
-    def take_answer(self) -> Any:
-        answer, self.answer = self.answer, None
-        return answer
-
-    def sources(self) -> list[Connection | int]:
-        """What can be read when the actor has said something, or has died."""
-        return [self.pipe] if self.process is None else [self.pipe, self.process.sentinel]
-
-    def call(self, method: str, *args: Any) -> Any:
-        self.start(method, *args)
-        return self.result()
-
-    def request(self, request: Request) -> None:
-        self._send(("request", request, ()))
-
-    def outputs(self) -> list[SampleOutput]:
-        """Samples that have ended; waits for the next word of the actor."""
-        self._hear(*self._receive())
-        return self.take_early()
-
-    def _hear(self, kind: str, value: list[SampleOutput]) -> None:
-        if kind == "running":
-            self.running, self.reports = value, self.reports + 1
-        else:
-            assert kind == "outputs", kind
-            self.early += value
-
-    def take_early(self) -> list[SampleOutput]:
-        early, self.early = self.early, []
-        return early
-
-    def _send(self, message: tuple[str, Any, Any]) -> None:
-        """Listens meanwhile: an actor may have to get rid of what it says before it reads."""
-        content = memoryview(pickle.dumps(message, protocol=5))
-        room = select.poll()
-        room.register(self.pipe.fileno(), select.POLLIN | select.POLLOUT)
-        try:
-            for piece in (memoryview(frames.header(len(content))), content):
-                while piece:
-                    while not room.poll()[0][1] & (select.POLLOUT | select.POLLERR):
-                        self._hear(*self._receive())
-                    piece = piece[os.write(self.pipe.fileno(), piece[:SENT_AT_ONCE]) :]
-        except (BrokenPipeError, ConnectionResetError):
-            self._died()
-
-    def _receive(self) -> tuple[str, Any]:
-        try:
-            kind, value = receive(self.pipe)
-        except (EOFError, ConnectionResetError):
-            self._died()
-        if kind == "refused":
-            raise JigsawError(value)
-        if kind == "failed":
-            raise RuntimeError(f"worker {self.rank} failed: {value}")
-        return kind, value
-
-    def _died(self) -> None:
-        how = f"worker {self.rank} died: it is gone"
-        if self.process is not None:
-            self.process.join(timeout=10)
-            silent, name = GUARD.ended(self.process.pid), f"worker {self.rank}"
-            how = (
-                was_silent(name, silent)
-                if silent is not None
-                else limits.how_a_process_ended(name, self.process.exitcode)
-            )
-        raise ActorDied(f"{how}\ngo on from the last checkpoint with {option('resume')}")
-
-    def kill(self) -> None:
-        """Its process, whatever it is at. It is not waited for."""
-        if self.process is not None:
-            self.process.kill()
-
-    def close(self) -> None:
-        self.pipe.close()
-        self.end(CLOSE_S)
-
-    def end(self, patience: float) -> None:
-        """Waits until its process has ended by itself; kills it where it does not."""
-        if self.process is not None:
-            self.process.join(timeout=patience)
-            if self.process.is_alive():
-                self.process.kill()
-                self.process.join(timeout=KILLED_S)
-            GUARD.forget(self.process.pid)
 
 
 def actor_main(
@@ -249,7 +115,7 @@ def serve(
 
     def look(ended: list[SampleOutput]) -> bool:
         if ended:
-            send(pipe, ("outputs", ended))
+            send(pipe, ("outputs", None, ended))
         return pipe.poll(0)
 
     while True:
@@ -257,10 +123,10 @@ def serve(
         busy = actor is not None and actor.engine.has_unfinished()
         try:
             while not busy or pipe.poll(0):
-                kind, what, args = receive(pipe)
-                if kind == "call":
+                id, what, args = receive(pipe)
+                if id is not None:
                     settle()
-                    send(pipe, answer_to(perform, what, args))
+                    send(pipe, answer_to(perform, id, what, args))
                     break
                 assert actor is not None
                 actor.engine.add_request(what)
@@ -269,13 +135,13 @@ def serve(
                 assert actor is not None
                 actor.engine.yields = settle()
                 if outputs := actor.engine.step(look):
-                    send(pipe, ("outputs", outputs))
+                    send(pipe, ("outputs", None, outputs))
                 if reports is not None and time.monotonic() >= reports.due:
                     reports.make(partial(send, pipe), actor.engine)
         except (EOFError, ConnectionResetError, BrokenPipeError):
             return
         except Exception as error:
-            send(pipe, ("failed", told(error)))
+            send(pipe, ("failed", None, told(error)))
 
 
 class Reports:
@@ -284,22 +150,22 @@ class Reports:
     def __init__(self) -> None:
         self.due = time.monotonic() + REPORT_S
 
-    def make(self, say: Callable[[tuple[str, Any]], None], engine: RolloutBackend) -> None:
+    def make(self, say: Callable[[Reply], None], engine: RolloutBackend) -> None:
         began = time.monotonic()
-        say(("running", engine.partials()))
+        say(("running", None, engine.partials()))
         took = time.monotonic() - began
         self.due = began + max(REPORT_S, took / REPORT_PART)
 
 
 def answer_to(
-    perform: Callable[[str, tuple[Any, ...]], Any], method: str, args: tuple[Any, ...]
-) -> tuple[str, Any]:
+    perform: Callable[[str, tuple[Any, ...]], Any], id: int, method: str, args: tuple[Any, ...]
+) -> Reply:
     try:
-        return "answer", perform(method, args)
+        return "answer", id, perform(method, args)
     except JigsawError as error:
-        return "refused", str(error)
+        return "refused", id, str(error)
     except Exception as error:
-        return "failed", told(error)
+        return "failed", id, told(error)
 
 
 def told(error: Exception) -> str:

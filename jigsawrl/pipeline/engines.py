@@ -11,12 +11,11 @@ go on in another.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
 
 from jigsawrl.engine.types import Request, SampleKey, SampleOutput
-from jigsawrl.pipeline.actor_process import ProcessHandle
+from jigsawrl.pipeline.calls import Inbox, ProcessHandle, answers
 
 PATIENCE = 60.0
 """Seconds after which `step` returns with nothing, so that whoever waits can look around."""
@@ -25,16 +24,17 @@ PATIENCE = 60.0
 class Engines:
     """A `Generation`. Requests go to the `open` ones of its engines."""
 
-    def __init__(self, handles: Sequence[ProcessHandle]) -> None:
+    def __init__(self, handles: Sequence[ProcessHandle], inbox: Inbox) -> None:
         self.handles = list(handles)
+        self.inbox = inbox
         self.open = list(range(len(handles)))
         self.requests: list[dict[SampleKey, Request]] = [{} for _ in handles]
         """What each engine is at, by sample."""
         self.cached: dict[SampleKey, int] = {}
         """Where an episode's last turn was drawn."""
-        self.watched: tuple[Connection, ...] = ()
-        """Others whose messages end a wait."""
         self.woken, self.waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.others: dict[int, Callable[[], object]] = {self.woken: lambda: os.read(self.woken, 4096)}
+        """Whatever else ends a wait."""
 
     def add_request(self, request: Request) -> None:
         number = self.cached.get(request.keys[0])
@@ -53,19 +53,17 @@ class Engines:
 
     def step(self) -> list[SampleOutput]:
         """Waits for samples to end in any of the engines, or for a nudge."""
-        busy = {handle.pipe: n for n, handle in enumerate(self.handles) if self.requests[n]}
-        outputs: list[SampleOutput] = []
-        for ready in wait([*busy, *self.watched, self.woken], PATIENCE):
-            if ready == self.woken:
-                os.read(self.woken, 4096)
-            elif ready in busy:
-                outputs += self._ended(busy[ready])  # type: ignore[index]
+        if not (outputs := self._ended()):
+            self.inbox.hear(PATIENCE, self.others)
+            outputs = self._ended()
         return outputs
 
-    def _ended(self, number: int) -> list[SampleOutput]:
-        outputs = self.handles[number].outputs()
-        for output in outputs:
-            del self.requests[number][output.key]
+    def _ended(self) -> list[SampleOutput]:
+        outputs: list[SampleOutput] = []
+        for number, handle in enumerate(self.handles):
+            for output in handle.take_early():
+                del self.requests[number][output.key]
+                outputs.append(output)
         return outputs
 
     def nudge(self) -> None:
@@ -79,11 +77,10 @@ class Engines:
         """
         self.open = list(numbers)
         ended: list[SampleOutput] = []
-        for number in range(len(self.handles)):
-            if number in numbers or not self.requests[number]:
-                continue
+        left = [n for n, requests in enumerate(self.requests) if requests and n not in numbers]
+        aborted = answers([self.handles[number].start("abort") for number in left])
+        for number, outputs in zip(left, aborted, strict=True):
             asked = dict(self.requests[number])
-            outputs = self.handles[number].call("abort")
             for output in [*self.handles[number].take_early(), *outputs]:
                 del self.requests[number][output.key]
                 if output.finish_reason != "abort":

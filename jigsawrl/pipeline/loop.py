@@ -32,13 +32,13 @@ from jigsawrl.pipeline.advantages import (
     overlong_penalty,
     zero_variance_groups,
 )
+from jigsawrl.pipeline.execution_env import ExecutionEnv, StandaloneEnv, Stopped
 from jigsawrl.pipeline.journal import Journal
 from jigsawrl.pipeline.losses import aggregation_weights, kl_estimate, mean_metrics
 from jigsawrl.pipeline.minibatches import minibatches
 from jigsawrl.pipeline.no_signal import NoSignal
 from jigsawrl.pipeline.prompts import PromptSource
 from jigsawrl.pipeline.rollout import Rollout, rollout_of
-from jigsawrl.pipeline.surroundings import Alone, Stopped, Surroundings
 from jigsawrl.pipeline.tasks.data import ignored_columns, names
 from jigsawrl.pipeline.trajectory import (
     Trajectory,
@@ -85,14 +85,14 @@ class Result:
 
 
 def run(
-    config: RunConfig, out: Path, resume: bool, progress: Shown, around: Surroundings | None = None
+    config: RunConfig, out: Path, resume: bool, progress: Shown, env: ExecutionEnv | None = None
 ) -> Result:
     """Trains from the start or, with `resume`, from the newest good checkpoint; ends with the model exported."""
     with ExitStack() as stack:
         # Of one among several the folder stays, and says what it was.
-        alone = around is None
+        alone = env is None
         accepted = stack.enter_context(gone_if_refused(out)) if alone else lambda: None
-        around = around or Alone()
+        env = env or StandaloneEnv()
         config = as_started(config, out, out / EVENTS_FILE, resume, progress.message)
         if alone and config.gang != config.workers:
             config = on_its_workers(config, progress)
@@ -107,24 +107,24 @@ def run(
                 f"deterministic: true computes with one CPU thread; threads: {config.threads} is not used"
             )
         base = prepare_base(config, out, progress.message)
-        workers = stack.enter_context(closing(around.workers(config, base, device)))
+        workers = stack.enter_context(closing(env.workers(config, base, device)))
         store = CheckpointStore(out / "checkpoints", config.checkpoint.keep, fingerprint(config, base))
         on_disk = store.load_latest(progress.message) if resume else None
-        checkpoint = newest(around.recall(), on_disk) if resume else None
+        checkpoint = newest(env.recall(), on_disk) if resume else None
         tokenizer = load_tokenizer(base, config.model.trust_remote_code)
         rollouts = stack.enter_context(
             closing(rollout_of(config, tokenizer, workers.engine, workers.first("longest_sequence")))
         )
         rollouts.check()
         prompts = usable_prompts(config, rollouts, progress)
-        pipeline = Pipeline(config, workers, rollouts, prompts, around)
+        pipeline = Pipeline(config, workers, rollouts, prompts, env)
         checkpoint = pipeline.load(checkpoint, on_disk)
         if checkpoint is not None:
             progress.message(f"resuming after step {checkpoint.step}")
         elif resume and (out / METRICS_FILE).exists():
             progress.message("nothing is left of what it had learned: it begins again")
         accepted()
-        journal = Journal(config, out, around.events(out), pipeline.done, resume, progress)
+        journal = Journal(config, out, env.events(out), pipeline.done, resume, progress)
         ended = "failed"
         if (decoding := workers.first("decoding")) is not None:
             journal.say_once(decoding, "decoding")
@@ -138,7 +138,7 @@ def run(
         if at_start and config.task.kind == "data" and (ignored := ignored_columns(rollouts.task)):
             journal.say_once(ignored)
         try:
-            with around.stopping() as interrupted:
+            with env.stopping() as interrupted:
                 while pipeline.done < config.steps and not interrupted():
                     journal.begin(pipeline.done + 1)
                     try:
@@ -146,7 +146,7 @@ def run(
                     except Stopped:
                         break
                     journal.end(values)
-                    saved = around.remember(pipeline.done, workers, pipeline.state())
+                    saved = env.remember(pipeline.done, workers, pipeline.state())
                     last = pipeline.done == config.steps or interrupted()
                     if last or pipeline.done % config.checkpoint.every == 0:
                         with journal.stage("checkpoint"):
@@ -185,9 +185,9 @@ class Pipeline:
         workers: Workers,
         rollouts: Rollout,
         prompts: list[int],
-        around: Surroundings,
+        env: ExecutionEnv,
     ) -> None:
-        self.around = around
+        self.env = env
         self.config = config
         self.algorithm = config.algorithm
         self.workers = workers
@@ -220,10 +220,10 @@ class Pipeline:
 
     def step(self, journal: Journal) -> dict[str, float]:
         """One step; returns its figures."""
-        with self.around.phase("rollout", self.done + 1), journal.stage("gen"):
+        with self.env.phase("rollout", self.done + 1), journal.stage("gen"):
             trajectories, values = self.rollout(journal)
         batch = make_batch([t for t in trajectories if t.trained])
-        with self.around.phase("training", self.done + 1):
+        with self.env.phase("training", self.done + 1):
             if len(batch):
                 values |= self.train(trajectories, batch, journal)
             with journal.stage("update_weights", "sync"):

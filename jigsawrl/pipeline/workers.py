@@ -27,9 +27,9 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.liveness import GUARD, silent_s
 from jigsawrl.model.cpu import make_bfloat16_safe
 from jigsawrl.pipeline.actor import Actor
-from jigsawrl.pipeline.actor_process import ProcessHandle, actor_main
+from jigsawrl.pipeline.actor_process import actor_main
+from jigsawrl.pipeline.calls import Call, Inbox, OtherSources, ProcessHandle, answers, close_all
 from jigsawrl.pipeline.engines import Engines
-from jigsawrl.pipeline.gang import answers, close_all
 from jigsawrl.pipeline.pooled import TrainingActor
 from jigsawrl.pipeline.threads import load_aware_threads, most_threads
 from jigsawrl.processes import fork_server, needed_for, show_alive, show_as, start
@@ -46,9 +46,7 @@ PRELOADED = ("jigsawrl.pipeline.preload",)
 class Handle(Protocol):
     """Someone who carries out an actor's methods."""
 
-    def start(self, method: str, *args: Any) -> None: ...
-
-    def result(self) -> Any: ...
+    def start(self, method: str, *args: Any) -> Call: ...
 
     def close(self) -> None: ...
 
@@ -60,6 +58,8 @@ class Workers:
         self.handles = handles
         self.engine = engine
         self.meeting = meeting
+        self.others: OtherSources = {}
+        """Who else is listened to while workers are waited for."""
 
     def who(self, method: str) -> Sequence[Handle]:
         """Those who carry it out."""
@@ -67,17 +67,10 @@ class Workers:
 
     def each(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
         """Calls a method on every worker at once, each with its own arguments."""
-        handles = self.who(method)
-        for handle, args in zip(handles, arguments, strict=True):
-            handle.start(method, *args)
-        return self._answers(handles)
-
-    def _answers(self, handles: Sequence[Handle]) -> list[Any]:
-        """Of those that were called."""
-        processes = [handle for handle in handles if isinstance(handle, ProcessHandle)]
-        if len(processes) < len(handles):
-            return [handle.result() for handle in handles]
-        return answers(processes)
+        calls = [
+            handle.start(method, *args) for handle, args in zip(self.who(method), arguments, strict=True)
+        ]
+        return answers(calls, self.others)
 
     def every(self, method: str, *args: Any) -> list[Any]:
         """The same call on every worker; what each one returns."""
@@ -88,9 +81,7 @@ class Workers:
         return self.every(method, *args)[0]
 
     def first(self, method: str, *args: Any) -> Any:
-        handle = self.who(method)[0]
-        handle.start(method, *args)
-        return handle.result()
+        return answers([self.who(method)[0].start(method, *args)], self.others)[0]
 
     def evaluate(self, method: str, batch: Batch) -> Tensor:
         """A flat value [T] of the whole batch."""
@@ -135,19 +126,22 @@ def start_workers(config: RunConfig, base: Path, device: str) -> Workers:
         )
     folder = Path(tempfile.mkdtemp(prefix="meeting-", dir=temporary.folder()))
     handles: list[ProcessHandle] = []
+    inbox = Inbox()
     with ExitStack() as undo:
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
         undo.callback(lambda: close_all(handles))
         for rank in range(config.gang):
-            handles.append(start_actor(config, base, device, rank, folder))
-        workers = Workers(handles, Engines(handles[: config.workers]), folder)
+            handles.append(start_actor(config, base, device, rank, folder, inbox))
+        workers = Workers(handles, Engines(handles[: config.workers], inbox), folder)
         undo.callback(workers.engine.close)
         workers.all("ready")
         undo.pop_all()
     return workers
 
 
-def start_actor(config: RunConfig, base: Path, device: str, rank: int, folder: Path) -> ProcessHandle:
+def start_actor(
+    config: RunConfig, base: Path, device: str, rank: int, folder: Path, inbox: Inbox
+) -> ProcessHandle:
     context = fork_server([*PRELOADED, *needed_for([config.model.path])])
     ours, theirs = context.Pipe()
     place = f"cuda:{rank % config.workers}" if device == "cuda" else device
@@ -158,7 +152,7 @@ def start_actor(config: RunConfig, base: Path, device: str, rank: int, folder: P
     assert process.pid is not None
     GUARD.watch(process.pid, beat, silent_s())
     theirs.close()
-    return ProcessHandle(ours, process, rank)
+    return ProcessHandle(ours, process, rank, inbox)
 
 
 def actor_in(
@@ -203,14 +197,10 @@ class LocalHandle:
 
     def __init__(self, actor: Actor) -> None:
         self.actor = actor
-        self.answer: Any = None
+        self.inbox = Inbox()
 
-    def start(self, method: str, *args: Any) -> None:
-        self.answer = getattr(self.actor, method)(*args)
-
-    def result(self) -> Any:
-        answer, self.answer = self.answer, None
-        return answer
+    def start(self, method: str, *args: Any) -> Call:
+        return Call(self.inbox, done=True, answer=getattr(self.actor, method)(*args))
 
     def close(self) -> None:
         """The engine is closed with the others."""

@@ -1,120 +1,57 @@
-"""Where an order of permits leads, as far as it can be foreseen: whose phase goes next in pools that do nothing else.
+"""What the look-ahead of pools whose workers belong to one phase at a time knows of its pipelines, and how it scores
+where an order leads.
 
-Nothing runs beside anything else there, so a future is a row of whole phases, each as long as it is foreseen to be.
-It is followed for some phases; what is left then takes at least as long as the busiest workers have work, or as the
-longest pipeline by itself. (`forward` follows what shares workers, in pieces of phases, and so not as far.)
+Nothing runs beside anything else there, so a future is a row of whole phases, each as long as it is predicted to be.
+It is rolled forward for some phases; what is left then takes at least as long as the busiest workers have work, or as
+the longest pipeline by itself. (`forward` follows what shares workers, in pieces of phases, and so not as far.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
-from jigsawrl.cluster.need import ROLLOUT, TRAINING, Runner, in_the_way
+from jigsawrl.phases.roll_forward import roll_forward
+from jigsawrl.phases.turns import NEVER, ROLLOUT, TRAINING, Order, PhasedJob
+from jigsawrl.policies.prospect import LATE, lateness
 from jigsawrl.policies.starts import engine_bytes
-from jigsawrl.policies.state import Phase, Pipeline, State
+from jigsawrl.policies.state import Pipeline, State
 
-EVENTS = 64
-"""A future is followed until so many phases have ended, or until all work is done."""
-LATE = 10.0
-"""A second late weighs as much as so many seconds more for all."""
+MOMENTS = 64
+"""A future is followed until phases have ended this many times, or until all work is done."""
 RESERVE = 0.1
-"""Part of the time until a pipeline is due that is kept for what takes longer than foreseen."""
+"""Part of the time until a pipeline is due that is kept for what takes longer than predicted."""
+MOST_WORK = Order(lambda job, now: (-job.left_in_all(now), job.number))
+SHORTEST = Order(lambda job, now: (job.seconds[job.phase], job.number))
+LEAST_SLACK = Order(lambda job, now: (job.slack(now), job.number), keeps_free=True)
 
 
-@dataclass(slots=True, eq=False)
-class Course:
-    """A pipeline on its way, in whole phases."""
-
-    name: str
-    number: int
-    """In the order in which they came."""
-    seconds: dict[Phase, float]
-    workers: dict[Phase, int]
-    """That each phase takes, whole; as bits."""
-    phase: Phase
-    steps: int
-    """That are left, with the one it is at."""
-    left: float | None
-    """Seconds of the running phase; None while it waits."""
-    holds: int
-    """Workers that are its alone now."""
-    since: float
-    """When its phase became ready."""
-    turns: dict[Phase, float]
-    """When each of its phases last started."""
-    due: float
-
-    @property
-    def takes(self) -> int:
-        """Workers of the phase it is in."""
-        return self.workers[self.phase]
-
-    @property
-    def step_seconds(self) -> float:
-        return self.seconds["rollout"] + self.seconds["training"]
-
-    @property
-    def work_left(self) -> float:
-        """Seconds of all its work, if it never waited."""
-        now = self.seconds[self.phase] if self.left is None else self.left
-        after = self.seconds["training"] if self.phase == "rollout" else 0.0
-        return now + after + (self.steps - 1) * self.step_seconds
-
-    def spare(self, now: float) -> float:
-        """Seconds that it may wait in each of its steps, and still be done when it is due."""
-        return (self.due - now - self.work_left) / self.steps
-
-    def runner(self, now: float) -> Runner:
-        """As one that needs to be done with this step by a time."""
-        spare = self.spare(now)
-        seconds = self.seconds["rollout"], self.seconds["training"]
-        left = self.work_left - (self.steps - 1) * self.step_seconds
-        runner = Runner(
-            self.name,
-            (self.workers["rollout"], self.workers["training"]),
-            seconds,
-            seconds,
-            self.step_seconds + spare,
-            now + left + spare,
-            ROLLOUT if self.phase == "rollout" else TRAINING,
-        )
-        if self.left is not None:
-            runner.ends, runner.held = now + self.left, self.holds
-        return runner
-
-    def begin(self, now: float) -> None:
-        self.left, self.holds = self.seconds[self.phase], self.takes
-        self.turns = {**self.turns, self.phase: now}
-
-    def end(self, now: float) -> None:
-        """On to its next phase, for which it waits."""
-        self.left, self.holds, self.since = None, 0, now
-        self.steps -= self.phase == "training"
-        self.phase = "training" if self.phase == "rollout" else "rollout"
-
-
-def courses_of(state: State, pipelines: Sequence[Pipeline]) -> list[Course]:
-    """In the order in which they came, those that run or could."""
-    ready = {pipeline.name for pipeline in state.ready() if pipeline.home}
-    there = [p for p in pipelines if p.status == "running" or p.name in ready]
+def jobs_of(state: State, pipelines: Sequence[Pipeline]) -> list[PhasedJob]:
+    """Pipelines that run or could, in the order in which they came."""
+    ready = {phase.pipeline.name for phase in state.ready() if phase.home}
+    there = sorted((p for p in pipelines if p.running or p.name in ready), key=lambda p: (p.arrived, p.name))
     roomy = fit_together(state)
-    return [
-        Course(
-            pipeline.name,
-            number,
-            {"rollout": pipeline.rollout_seconds(), "training": pipeline.training_seconds()},
-            {"rollout": bits(pipeline.rollout_home), "training": bits(pipeline.trains_on)},
-            pipeline.phase,
-            pipeline.steps - pipeline.step + 1,
-            max((lane.left_in_all() for lane in state.running(pipeline)), default=None),
-            bits(held_by(state, pipeline, roomy)),
-            pipeline.since,
-            pipeline.turns,
-            with_reserve(pipeline.due, state.now),
-        )
-        for number, pipeline in enumerate(sorted(there, key=lambda p: (p.arrived, p.name)))
-    ]
+    return [_job_of(state, pipeline, number, roomy) for number, pipeline in enumerate(there)]
+
+
+def _job_of(state: State, pipeline: Pipeline, number: int, roomy: bool) -> PhasedJob:
+    seconds = pipeline.rollout_seconds(), pipeline.training_seconds()
+    left = max((lane.left_in_all() for lane in state.lanes_of(pipeline.current)), default=None)
+    return PhasedJob(
+        pipeline.name,
+        number,
+        seconds,
+        seconds,
+        (bits(pipeline.rollout_home), bits(pipeline.trains_on)),
+        with_reserve(pipeline.due, state.now),
+        steps=pipeline.steps_left,
+        phase=ROLLOUT if pipeline.current.generates else TRAINING,
+        since=pipeline.current.since if left is None else None,
+        ends=None if left is None else state.now + left,
+        held=bits(held_by(state, pipeline, roomy)),
+        turns=[pipeline.turns.get("rollout", NEVER), pipeline.turns.get("training", NEVER)],
+    )
 
 
 def with_reserve(due: float, now: float) -> float:
@@ -125,137 +62,42 @@ def with_reserve(due: float, now: float) -> float:
 def held_by(state: State, pipeline: Pipeline, roomy: bool) -> Iterable[int]:
     """Workers that nobody else may use: those of its running phase, until each has nothing more to do for it if there
     is room for others beside its state."""
-    if pipeline.status != "running":
-        return ()
-    return {w for lane in state.running(pipeline) for w in lane.workers} if roomy else pipeline.home
+    if roomy or not pipeline.running:
+        return {worker for lane in state.lanes_of(pipeline) for worker in lane.workers}
+    return pipeline.current.home
 
 
 def fit_together(state: State) -> bool:
     """Whether a worker has room for the engines of all pipelines at once."""
-    needed = sum(engine_bytes(each.outlook, 1, each.tp) for each in state.unfinished())
-    return needed <= state.device_bytes
+    return sum(engine_bytes(p.outlook, 1, p.tp) for p in state.unfinished()) <= state.device_bytes
 
 
 def bits(workers: Iterable[int]) -> int:
     return sum(1 << worker for worker in workers)
 
 
-# Orders
+def score(jobs: Sequence[PhasedJob], now: float, first: Iterable[PhasedJob], order: Order) -> float:
+    """When all work would be done if these started now, and then all by this order; more if one is late."""
+    going, since, late = [job.copy() for job in jobs], now, 0.0
+    names = {job.name for job in first}
+    starts = [job for job in going if job.name in names]
+    moments = roll_forward(going, order, float("inf"), now, starts)
+    for now, ended, _ in islice(moments, MOMENTS + 1):
+        late += sum([max(0.0, now - job.due) for job in ended if not job.steps])
+    for job, before in zip(going, jobs, strict=True):
+        if job.steps:
+            left = job.left_in_all(now)
+            late += lateness(job.due, now, now - since, before.left_in_all(since) - left, left)
+    return now + least_left([job for job in going if job.steps], now) + LATE * late
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Who goes first, by rank at a time. `in_turn`: a worker rather waits than lets someone overtake whose turn it
-    is; `kept_free`: than that it starts what is in the way of somebody who comes soon and cannot wait."""
-
-    rank: Callable[[Course, float], float]
-    in_turn: bool = False
-    kept_free: bool = False
-
-
-def last_turn(course: Course) -> float:
-    return course.turns.get(course.phase, float("-inf"))
-
-
-ROUND_ROBIN = Order(lambda course, now: last_turn(course), in_turn=True)
-LONGEST_WAIT = Order(lambda course, now: course.since)
-MOST_WORK = Order(lambda course, now: -course.work_left)
-SHORTEST = Order(lambda course, now: course.seconds[course.phase])
-BY_NEED = Order(lambda course, now: course.spare(now), kept_free=True)
-
-
-def orders(courses: Iterable[Course]) -> tuple[Order, ...]:
-    """By which one may go on, whatever the usual order is."""
-    promised = any(course.due < float("inf") for course in courses)
-    return (LONGEST_WAIT, MOST_WORK, SHORTEST, *((BY_NEED,) if promised else ()))
-
-
-def starting(courses: Sequence[Course], order: Order, now: float) -> tuple[Course, ...]:
-    """Whose phases start now. Nobody takes a worker that somebody before it waits for."""
-    waiting = [course for course in courses if course.left is None]
-    taken = 0
-    for course in courses:
-        taken |= course.holds
-    starts = []
-    for course in sorted(waiting, key=lambda each: (order.rank(each, now), each.number)):
-        if order.in_turn and not has_turn(course, courses):
-            continue
-        if not taken & course.takes:
-            if order.kept_free and _in_the_way(course, courses, now):
-                continue
-            starts.append(course)
-        taken |= course.takes
-    if not starts and order.in_turn and len(waiting) == len(courses):
-        return starting(courses, LONGEST_WAIT, now)  # nobody's turn is waited for when all wait
-    return tuple(starts)
-
-
-def _in_the_way(course: Course, courses: Sequence[Course], now: float) -> bool:
-    takes = course.takes
-    busy = [
-        other.runner(now)
-        for other in courses
-        if other.left is not None
-        and takes & other.workers["training" if other.phase == "rollout" else "rollout"]
-    ]
-    return bool(busy) and in_the_way(course.runner(now), busy, now)
-
-
-def has_turn(course: Course, courses: Iterable[Course]) -> bool:
-    """Whether, of all who have this phase on its workers, its last turn is the longest ago."""
-    phase = course.phase
-    mine = (last_turn(course), course.number)
-    return all(
-        mine <= (other.turns.get(phase, float("-inf")), other.number)
-        for other in courses
-        if other.workers[phase] & course.takes
-    )
-
-
-# Futures
-
-
-def score(courses: Sequence[Course], now: float, first: Iterable[Course], order: Order) -> float:
-    """When all work would be done if these started now, and then everyone by this order; more if someone is late."""
-    names = {course.name for course in first}
-    since, late = now, 0.0
-    at_first = {course.name: course.work_left for course in courses}
-    going = [replace(course) for course in courses]
-    starts: Iterable[Course] = [course for course in going if course.name in names]
-    for _ in range(EVENTS):
-        for course in starts:
-            course.begin(now)
-        running = [(course.left, course) for course in going if course.left is not None]
-        if not running:
-            break
-        elapsed = min(left for left, _ in running)
-        now += elapsed
-        for left, course in running:
-            course.left = left - elapsed
-            if course.left <= 1e-9:
-                course.end(now)
-                if course.steps == 0:
-                    late += max(0.0, now - course.due)
-                    going.remove(course)
-        starts = starting(going, order, now)
-    for course in going:
-        if course.due < float("inf"):
-            made = max(at_first[course.name] - course.work_left, 1e-9)
-            pace = max(1.0, (now - since) / made)
-            late += max(0.0, now + pace * course.work_left - course.due)
-    return now + least_left(going) + LATE * late
-
-
-def least_left(courses: Sequence[Course]) -> float:
+def least_left(jobs: Sequence[PhasedJob], now: float) -> float:
     """Seconds that all their work takes at least."""
-    busy: dict[int, float] = {}
-    for course in courses:
-        training = course.steps * course.seconds["training"]
-        rollout = (course.steps - (course.phase == "training")) * course.seconds["rollout"]
-        done = 0.0 if course.left is None else course.seconds[course.phase] - course.left
-        work: dict[Phase, float] = {"rollout": rollout, "training": training}
-        work[course.phase] -= done
-        for phase, seconds in work.items():
-            busy[course.workers[phase]] = busy.get(course.workers[phase], 0.0) + seconds
-    alone = [course.work_left for course in courses]
-    return max([*busy.values(), *alone], default=0.0)
+    busy: dict[int, float] = defaultdict(float)
+    for job in jobs:
+        done = 0.0 if job.ends is None else job.seconds[job.phase] - (job.ends - now)
+        for phase, (workers, seconds) in enumerate(zip(job.workers, job.seconds, strict=True)):
+            busy[workers] += (job.steps - (phase < job.phase)) * seconds - (
+                done if phase == job.phase else 0.0
+            )
+    return max([0.0, *(job.left_in_all(now) for job in jobs), *busy.values()])

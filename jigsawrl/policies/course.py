@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jigsawrl.graph.fused import in_one_batch
-from jigsawrl.graph.interference import SIGNATURES, Signature
+from jigsawrl.graph.interference import SIGNATURES, Signature, in_one_batch
 from jigsawrl.graph.lanes import Segment
-from jigsawrl.policies.state import Phase, Pipeline, Place
+from jigsawrl.phases.ids import PhaseKind
+from jigsawrl.policies.state import Pipeline, Place
 
 Piece = tuple[Signature, float]
 Pieces = tuple[Piece, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """Seconds of a pipeline's phases and of a step of it, alone on all workers."""
-
-    rollout: float
-    training: float
-    step: float
 
 
 @dataclass(slots=True, eq=False)
@@ -27,9 +19,12 @@ class Course:
     """A pipeline on its way: the pieces of its phase that are left, last first, or none while it waits."""
 
     pipeline: Pipeline
-    alone: Alone
+    alone: dict[PhaseKind, float]
+    """Seconds of each of its phases, alone on all workers."""
+    homes: dict[PhaseKind, Sequence[int]]
+    """Blocks that each of its phases may use."""
     step: int
-    phase: Phase
+    phase: PhaseKind
     pieces: Pieces = ()
     blocks: Place = ()
     signature: Signature = "host"
@@ -40,26 +35,7 @@ class Course:
     whole: float = 0.0
     """Seconds of the whole phase, alone."""
     bytes: float = 0.0
-    due: float = float("inf")
-    at_first: float = 0.0
-    """Seconds of work that were left of it when the future began."""
-
-    def copy(self) -> Course:
-        return Course(
-            self.pipeline,
-            self.alone,
-            self.step,
-            self.phase,
-            self.pieces,
-            self.blocks,
-            self.signature,
-            self.left,
-            self.speed,
-            self.whole,
-            self.bytes,
-            self.due,
-            self.at_first,
-        )
+    """On each of its blocks, while its phase runs."""
 
     def begin(self, pieces: Pieces) -> None:
         """Sets out on the first of these."""
@@ -77,10 +53,18 @@ class Course:
     @property
     def work_left(self) -> float:
         """Seconds of all its work that is left, alone on all workers."""
-        alone, steps = self.alone, self.pipeline.steps - self.step
+        rollout, training = self.alone["rollout"], self.alone["training"]
+        after = (self.pipeline.steps - self.step) * (rollout + training)
         if self.phase == "rollout":
-            return self.part_left * alone.rollout + alone.training + steps * alone.step
-        return self.part_left * alone.training + steps * alone.step
+            return self.part_left * rollout + training + after
+        return self.part_left * training + after
+
+    @property
+    def least_left(self) -> float:
+        """Seconds until all its work is done if nobody slows it: a running phase ends where it began, on as many
+        workers, and what follows has all."""
+        longer = self.whole - self.alone[self.phase] if self.pieces else 0.0
+        return self.work_left + self.part_left * longer
 
 
 def batch_of(course: Course) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jigsawrl.graph.interference import SIGNATURES, Occupant, Signature, best_shares
+from jigsawrl.graph.interference import Occupant, Signature, best_shares
 from jigsawrl.policies.shares import at_first, best, shared
 from jigsawrl.policies.starts import needs, start_on
-from jigsawrl.policies.state import Action, Event, Start, State
+from jigsawrl.policies.state import Action, Change, Start, State
 
 CROWD = 2
 """Lanes side by side on a worker."""
@@ -14,49 +14,38 @@ CROWD = 2
 class Greedy:
     name = "greedy"
 
-    def decide(self, state: State, events: list[Event]) -> list[Action]:
-        crowds: dict[int, list[Signature]] = {
-            worker: [SIGNATURES[lane.segment.kind] for lane in state.lanes.occupants(worker)]
-            for worker in range(len(state.alive))
-        }
-        held = list(state.held)
+    def decide(self, state: State, changes: list[Change]) -> list[Action]:
+        crowds = [
+            [lane.signature for lane in state.lanes.occupants(worker)] for worker in range(len(state.alive))
+        ]
+        ready, held = state.ready(), list(state.held)
         starts: list[Start] = []
-        ready = state.ready()
-        while ready:
-            gains = [(self._gain(state, crowds, held, start_on(state, p, p.home)), p) for p in ready]
-            (gain, start), pipeline = max(gains, key=lambda found: (found[0][0], found[1].name))
-            if start is None or gain <= 0:
-                break
+        while True:
+            possible = [start for p in ready if (start := start_on(state, p, p.home, held))]
+            start = max(possible, key=lambda each: (gain(state, crowds, each), each.phase), default=None)
+            if start is None or gain(state, crowds, start) <= 0:
+                return shared(state, starts, best(state))
             starts.append(start)
-            ready.remove(pipeline)
-            for place in start.places:
-                for worker in place:
-                    crowds[worker].append(at_first(state, start))
-                    held[worker] += needs(pipeline, start.places)
-        return shared(state, starts, best(state))
+            phase = state.phase(start.phase)
+            ready.remove(phase)
+            for worker in start.workers:
+                crowds[worker].append(at_first(state, start))
+                held[worker] += needs(phase, start.places)
 
-    def _gain(
-        self, state: State, crowds: dict[int, list[Signature]], held: list[float], start: Start | None
-    ) -> tuple[float, Start | None]:
-        """What the workers' summed speeds gain by this start, and the start if it is possible."""
-        if start is None:
-            return 0.0, None
-        needed = needs(state.pipelines[start.pipeline], start.places)
-        workers = [worker for place in start.places for worker in place]
-        if any(held[worker] + needed > state.device_bytes for worker in workers):
-            return 0.0, None
-        if any(len(crowds[worker]) >= CROWD for worker in workers):
-            return 0.0, None
-        signature = at_first(state, start)
-        gain = sum(
-            total_speed(state, (*crowds[worker], signature)) - total_speed(state, tuple(crowds[worker]))
-            for worker in workers
-        )
-        return gain, start
+
+def gain(state: State, crowds: list[list[Signature]], start: Start) -> float:
+    """What the workers' summed speeds gain by this start; nothing where one of them has a crowd already."""
+    if any(len(crowds[worker]) >= CROWD for worker in start.workers):
+        return 0.0
+    signature = at_first(state, start)
+    return sum(
+        total_speed(state, (*crowds[worker], signature)) - total_speed(state, tuple(crowds[worker]))
+        for worker in start.workers
+    )
 
 
 def total_speed(state: State, kinds: tuple[Signature, ...]) -> float:
     """Of everything on a worker that is divided as well as can be."""
     shares = best_shares(state.table, kinds, (1.0,) * len(kinds))
     crowd = [Occupant(kind, share) for kind, share in zip(kinds, shares, strict=True)]
-    return sum(state.table.speed(one, crowd[:i] + crowd[i + 1 :]) for i, one in enumerate(crowd))
+    return sum(state.table.speeds(crowd))

@@ -9,27 +9,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jigsawrl.graph.interference import SIGNATURES, merely_divided, undisturbed
+from jigsawrl.graph.interference import merely_divided, undisturbed
+from jigsawrl.phases.ids import PhaseId
 from jigsawrl.policies.balance import balanced
-from jigsawrl.policies.onward import going_on
-from jigsawrl.policies.plans import Actions, Planner, moved_bytes
+from jigsawrl.policies.placement import groups, many, on_its_workers, part_of
+from jigsawrl.policies.plans import Actions, Planner
+from jigsawrl.policies.rollmux import turns_of
 from jigsawrl.policies.shares import best, equal, shared
-from jigsawrl.policies.starts import start_on
+from jigsawrl.policies.starts import going_on, start_on
 from jigsawrl.policies.state import (
     Action,
-    Ended,
-    Event,
+    Change,
     Migrate,
     Pause,
+    Phase,
+    PhaseReady,
     Pipeline,
-    Place,
     Resume,
     Start,
     State,
+    SubstageEnded,
 )
-from jigsawrl.policies.tails import last_tails
+from jigsawrl.policies.tails import gatherings, last_tails, moved_bytes
 from jigsawrl.policies.trials import FEW_PIPELINES, Trials, to_the_end
-from jigsawrl.policies.turns import out_of_turn
+from jigsawrl.policies.turns import out_of_turn, waits_long
 
 GAIN = 1e-3
 """Part of the predicted time that moving a tail must save to be worth it."""
@@ -56,9 +59,33 @@ class Jigsaw:
     lookahead: bool = True
     name: str = "jigsaw"
 
-    def decide(self, state: State, events: list[Event]) -> list[Action]:
+    def decide(self, state: State, changes: list[Change]) -> list[Action]:
+        pipelines = state.unfinished()
+        if self.lookahead and merely_divided(state.table) and all(p.apart for p in pipelines):
+            return turns_of(state, pipelines, None)  # nothing is gained by sharing a worker of a pool
+        if self.lookahead and self.fill and many(state, pipelines):
+            return self._in_groups(state, changes)
+        return self._decide(state, changes)
+
+    def _in_groups(self, state: State, changes: list[Change]) -> list[Action]:
+        """Groups where something happened decide, and those where somebody waits and nobody runs, or whose turn it is
+        stands still; all where somebody waits, when pipelines come or go."""
+        of_all = [each for each in changes if not isinstance(each, SubstageEnded | PhaseReady)]
+        of_one = [each for each in changes if isinstance(each, SubstageEnded | PhaseReady)]
+        waiting = {phase.pipeline.name for phase in state.ready()}
+        stand = {lane.pipeline for lane in state.lanes.lanes.values() if waits_long(lane, state.now)}
+        named = {pipeline_of(each) for each in of_one} | (waiting if of_all else set()) | stand
+        actions: list[Action] = []
+        for group in groups(state, named | waiting):
+            names, idle = group.names, not any(member.runs for member in group.members)
+            if idle or not named.isdisjoint(names):
+                mine = [*of_all, *(each for each in of_one if idle or pipeline_of(each) in names)]
+                actions += [on_its_workers(group, a) for a in self._decide(part_of(state, group), mine)]
+        return actions
+
+    def _decide(self, state: State, changes: list[Change]) -> list[Action]:
         urgent = most_urgent(state)
-        chosen = self._choose(state, urgent) if any(matters(state, event) for event in events) else ()
+        chosen = self._choose(state, urgent) if any(matters(state, each) for each in changes) else ()
         starts = [action for action in chosen if isinstance(action, Start)]
         moves = [action for action in chosen if isinstance(action, Migrate)]
         leaving = {lane for move in moves for lane in move.lanes}
@@ -76,9 +103,10 @@ class Jigsaw:
         """Others stand still where a pipeline runs that has no time to lose, and where it is not their turn."""
         taken: set[int] = set()
         if urgent is not None:
-            taken.update(worker for lane in state.running(urgent) for worker in lane.workers)
-            begins = [start for start in starts if start.pipeline == urgent.name]
-            taken.update(worker for start in begins for place in start.places for worker in place)
+            taken.update(worker for lane in state.lanes_of(urgent) for worker in lane.workers)
+            taken.update(
+                worker for start in starts if start.pipeline == urgent.name for worker in start.workers
+            )
         lanes = state.lanes.lanes.values()
         others = [lane for lane in lanes if urgent is None or lane.pipeline != urgent.name]
         stand = {lane.id for lane in others if not taken.isdisjoint(lane.workers)}
@@ -90,86 +118,81 @@ class Jigsaw:
             if (lane.id in stand) != lane.paused and lane.id not in leaving
         ]
 
-    def _waiting(self, state: State, urgent: Pipeline | None) -> list[Pipeline]:
-        """Who may start: the one that must, or all, those with the longest work before them first."""
+    def _waiting(self, state: State, urgent: Pipeline | None) -> list[Phase]:
+        """Phases that may start: the one that must, or all. Late ones go first, then those with the longest work
+        before them."""
         ready = state.ready()
-        if len(ready) < 2:
-            return ready
-        must = [p for p in ready if p is urgent] or [p for p in ready if self._late(state, p)]
-        return must[:1] or sorted(
-            ready, key=lambda p: (-p.outlook.shape.priority, -state.left_alone(p), p.name)
+        pressed = [phase for phase in ready if phase.pipeline is urgent]
+        late = [phase for phase in ready if self._late(state, phase)]
+        others = sorted(
+            (phase for phase in ready if phase not in late),
+            key=lambda p: (-p.outlook.shape.priority, -state.left_alone(p.pipeline), p.id),
         )
+        return pressed[:1] or [*late, *others]
 
-    def _late(self, state: State, pipeline: Pipeline) -> bool:
+    def _late(self, state: State, phase: Phase) -> bool:
         """Whether it has waited so long that it goes first now. Where plans are followed to the end of all work
         nobody is forgotten: who waits for long does so because all work ends sooner by that."""
         if self.lookahead and to_the_end(state) and undisturbed(state.table):
             return False
-        waited = state.now - pipeline.since
-        return waited > 0 and waited > PATIENCE * pipeline.solo_seconds()
+        waited = state.now - phase.since
+        return waited > 0 and waited > PATIENCE * phase.pipeline.solo_seconds()
 
     def _moves(self, state: State, pipeline: Pipeline) -> list[Migrate]:
-        """Its whole rollout is in the tail, on several workers: onto one of them, one engine's, a quarter of all."""
-        tails = last_tails(state, pipeline)
-        load = {worker: len(state.lanes.on_worker[worker]) for lane in tails for worker in lane.workers}
-        if len(load) < 2 or len(tails) < len(pipeline.lanes):
-            return []
-        if not any(state.survivors[lane.id].sequences for lane in tails):
-            return []
-        places = sorted((lane.workers for lane in tails), key=lambda place: (load[place[0]], place))
-        least = min(load, key=lambda w: (load[w], w))
-        targets: set[tuple[Place, ...]] = {((least,),)}
-        targets |= {tuple(places[:count]) for count in (1, len(places) // 4) if 0 < count < len(places)}
-        ids = tuple(lane.id for lane in tails)
-        moves = [Migrate(pipeline.name, ids, target) for target in sorted(targets)]
-        return [m for m in moves if all(state.fits(place, moved_bytes(state, m)) for place in m.places)]
+        """Its whole rollout is in the tail, on several engines: onto a quarter of them, or one, as wide as they are.
+
+        On fewer workers than an engine spans a tail takes several times as long.
+        """
+        tails = last_tails(state, pipeline.current)
+        load = {lane.workers: len(state.lanes.on_worker[lane.workers[0]]) for lane in tails}
+        places = sorted(load, key=lambda place: (load[place], place))
+        moves = gatherings(state, tails, places, sorted({len(places) // 4, 1}, reverse=True))
+        return [move for move in moves if state.fits(move.workers, moved_bytes(state, move))]
 
     def _choose(self, state: State, urgent: Pipeline | None) -> Actions:
         waiting = self._waiting(state, urgent)
         if not waiting:
             return ()
-        if waiting[0] is urgent:
-            start = start_on(state, urgent, urgent.home)
+        if waiting[0].pipeline is urgent:
+            start = start_on(state, waiting[0], waiting[0].home)
             return (start,) if start else ()
-        closed = {w for lane in state.running(urgent) for w in lane.workers} if urgent else set()
+        closed = {w for lane in state.lanes_of(urgent) for w in lane.workers} if urgent else set()
+        first = waiting[0].id if self._late(state, waiting[0]) else None
         planner = Planner(state, waiting, closed, self.fill)
-        moves: list[Migrate] = []
-        if self.merge and state.survivors:
-            spread = sorted(state.unfinished(), key=lambda p: (-len(p.lanes), p.name))
-            moves = [move for found in [self._moves(state, p) for p in spread] for move in found][:MOVES]
+        merged = state.unfinished() if self.merge and state.survivors else []
+        merged.sort(key=lambda p: (-len(p.lanes), p.name))
+        moves = [move for pipeline in merged for move in self._moves(state, pipeline)][:MOVES]
         if (
             not self.lookahead
             or (not moves and merely_divided(state.table))
-            or all(state.phase_seconds(p) < SHORT for p in waiting)
+            or all(phase.seconds < SHORT for phase in waiting)
         ):
-            return planner.after(moves[0]).actions if moves else planner.plan(waiting).actions
-        must = self._late(state, waiting[0]) or not state.lanes.lanes
-        return self._best(state, planner, moves, must)
+            plan = planner.after(moves[0]) if moves else planner.plan(waiting)
+            return plan.actions if first is None or plan.starts(first) else ()
+        return self._best(state, planner, moves, first)
 
-    def _best(self, state: State, planner: Planner, moves: list[Migrate], must: bool) -> Actions:
+    def _best(self, state: State, planner: Planner, moves: list[Migrate], first: PhaseId | None) -> Actions:
         """Where all work is predicted to end first; the simple rule's plan and no move, unless others save something.
 
         What little work there is left is thought through more thoroughly, and to its end; most thoroughly where
         neighbours do not disturb each other, and plans that differ little can be told apart. Where those who share a
         worker merely divide it, only moves are thought of: nothing is won by holding anybody back.
         """
-        divided, few = merely_divided(state.table), to_the_end(state)
-        exact = few and undisturbed(state.table)
-        trials = Trials(state, few, exact, must)
+        divided, trials = merely_divided(state.table), Trials(state, first)
         if divided:
             trials.consider([planner.plan(planner.waiting)])
-        elif few:
-            trials.consider(planner.orders(FIRST_EXACT if exact else FIRST))
+        elif trials.few:
+            trials.consider(planner.orders(FIRST_EXACT if trials.exact else FIRST))
         else:
             trials.consider(planner.plans())
         if self.fill and not divided and trials.open and len(state.unfinished()) <= FEW_PIPELINES:
             trials.consider(planner.apart())
-        if self.fill and exact and trials.open:
+        if self.fill and trials.exact and trials.open:
             trials.consider(planner.sparing(trials.soonest, trials.best))
             trials.consider(planner.putting_off(trials.best))
-        if few and trials.open:
+        if trials.few and trials.open:
             for plan in trials.foremost():
-                trials.consider(planner.variants(plan, exact))
+                trials.consider(planner.variants(plan, trials.exact))
         if not trials.scores:
             return ()
         chosen = trials.chosen()
@@ -181,26 +204,27 @@ class Jigsaw:
         return chosen.actions
 
 
+def pipeline_of(change: SubstageEnded | PhaseReady) -> str:
+    return change.pipeline if isinstance(change, SubstageEnded) else change.phase.pipeline
+
+
 def most_urgent(state: State) -> Pipeline | None:
     """The pipeline that has no time to lose, the one due first if there are several: it goes before all others."""
-    pressed = [p for p in state.unfinished() if tight(state, p)]
+    pressed = [p for p in state.unfinished() if p.due < float("inf") and tight(state, p)]
     return min(pressed, key=lambda p: (p.due, p.name), default=None)
 
 
 def tight(state: State, pipeline: Pipeline) -> bool:
     """Whether it must have its workers to itself to be done when it is due."""
-    due = pipeline.due
-    if due == float("inf"):
-        return False
-    left, step = state.left_alone(pipeline), pipeline.solo_seconds()
-    return due - state.now - left < max(TIGHT * left, TIGHT_STEPS * step)
+    left = state.left_alone(pipeline)
+    return pipeline.due - state.now - left < max(TIGHT * left, TIGHT_STEPS * pipeline.solo_seconds())
 
 
-def matters(state: State, event: Event) -> bool:
+def matters(state: State, change: Change) -> bool:
     """Whether it may change what is best to do: work came or went, workers came free, a rollout is all tail."""
-    if not isinstance(event, Ended) or event.lane not in state.lanes.lanes:
-        return True
-    if SIGNATURES[state.lanes.lanes[event.lane].segment.kind] == "host":
-        return True
-    pipeline = state.pipelines[event.pipeline]
-    return event.kind == "decode" and len(last_tails(state, pipeline)) == len(pipeline.lanes)
+    lanes = state.lanes.lanes
+    match change:
+        case SubstageEnded(_, key, kind) if key in lanes and lanes[key].signature != "host":
+            phase = PhaseId(lanes[key].pipeline, lanes[key].phase, lanes[key].step)
+            return kind == "decode" and bool(last_tails(state, state.phase(phase)))
+    return True

@@ -6,18 +6,17 @@ its part: parts are in proportion to what remains of each (the gap ratio). A wor
 
 from __future__ import annotations
 
-from jigsawrl.policies.starts import bytes_for, in_engines, start_on
-from jigsawrl.policies.state import Action, Event, Pause, Pipeline, Resume, Start, State
+from jigsawrl.policies.starts import in_engines, start_on
+from jigsawrl.policies.state import Action, Change, Pause, Pipeline, Resume, Start, State
 
 
 class Rlix:
     name = "rlix"
 
-    def decide(self, state: State, events: list[Event]) -> list[Action]:
-        training = [p for p in state.pipelines.values() if p.phase == "training"]
-        if any(p.status == "running" for p in training):
+    def decide(self, state: State, changes: list[Change]) -> list[Action]:
+        if any(not phase.generates for phase in state.running()):
             return []
-        waiting = sorted((p for p in training if p.status == "ready"), key=lambda p: (p.since, p.name))
+        waiting = [phase for phase in state.ready() if not phase.generates]
         start = start_on(state, waiting[0], waiting[0].home) if waiting else None
         if start is not None:
             running = [lane for lane in state.lanes.lanes.values() if not lane.paused]
@@ -28,28 +27,22 @@ class Rlix:
 
     def _rollouts(self, state: State) -> list[Start]:
         """Hands the free engines to the waiting rollouts, each its part and at least one."""
-        waiting = [p for p in state.ready() if p.phase == "rollout"]
-        free = [
-            worker for worker, lanes in enumerate(state.lanes.on_worker) if not lanes and state.alive[worker]
-        ]
+        waiting = [phase for phase in state.ready() if phase.generates]
+        free = [worker for worker, lanes in enumerate(state.lanes.on_worker) if not lanes]
         starts: list[Start] = []
         while waiting and free:
-            pipeline = max(waiting, key=lambda p: (self._work(p), p.name))
-            part = self._work(pipeline) / sum(map(self._work, waiting))
-            engines = in_engines([worker for worker in free if worker in pipeline.home], pipeline.tp)
-            if not engines:
-                waiting.remove(pipeline)
-                continue
+            phase = max(waiting, key=lambda each: (_work(each.pipeline), each.id))
+            part = _work(phase.pipeline) / sum(_work(each.pipeline) for each in waiting)
+            waiting.remove(phase)
+            engines = in_engines([worker for worker in free if worker in phase.home], phase.pipeline.tp)
             count = max(1, round(part * len(engines)))
-            places = engines[:count]
-            waiting.remove(pipeline)
-            needed = bytes_for(pipeline, "rollout", count, pipeline.tp)
-            if all(state.fits(place, needed) for place in places):
-                starts.append(Start(pipeline.name, places))
-                taken = {worker for place in places for worker in place}
-                free = [worker for worker in free if worker not in taken]
+            start = start_on(state, phase, [worker for place in engines[:count] for worker in place])
+            if start is not None:
+                starts.append(start)
+                free = [worker for worker in free if worker not in start.workers]
         return starts
 
-    def _work(self, pipeline: Pipeline) -> float:
-        """Worker-seconds of its rollout."""
-        return pipeline.outlook.rollout_seconds(1, pipeline.tp) * pipeline.tp
+
+def _work(pipeline: Pipeline) -> float:
+    """Worker-seconds of its rollout."""
+    return pipeline.outlook.rollout_seconds(1, pipeline.tp) * pipeline.tp

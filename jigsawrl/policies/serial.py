@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from jigsawrl.policies.starts import start_on
-from jigsawrl.policies.state import Action, Event, State
+from jigsawrl.policies.state import Action, Change, State
 
 
 class Serial:
     name = "serial"
 
-    def decide(self, state: State, events: list[Event]) -> list[Action]:
+    def decide(self, state: State, changes: list[Change]) -> list[Action]:
         unfinished = state.unfinished()
-        if not unfinished:
+        if not unfinished or state.running():
             return []
         first = min(unfinished, key=lambda p: (p.arrived, p.name))
-        start = start_on(state, first, first.home) if first.status == "ready" else None
-        return [start] if start else []
+        waiting = [phase for phase in state.ready() if phase.pipeline is first]
+        starts = (start_on(state, phase, phase.home) for phase in waiting[:1])
+        return [start for start in starts if start]

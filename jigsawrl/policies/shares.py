@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
@@ -27,13 +28,11 @@ def best(state: State) -> Rule:
 
 def at_first(state: State, start: Start) -> Signature:
     """What binds a phase when it starts."""
-    pipeline = state.pipelines[start.pipeline]
-    place = start.places[0]
-    if pipeline.phase == "rollout":
-        segments = pipeline.outlook.engine(len(start.places), len(place)).segments
-    else:
-        segments = pipeline.outlook.training(len(place))
-    return lasting(segments)
+    phase, width = state.phase(start.phase), len(start.places[0])
+    outlook = phase.outlook
+    return lasting(
+        outlook.engine(len(start.places), width).segments if phase.generates else outlook.training(width)
+    )
 
 
 def lasting(segments: Sequence[Segment]) -> Signature:
@@ -56,27 +55,22 @@ def shared(
     A lane that spans workers has one share: the smallest that one of them leaves it. `leaving` are moved or paused,
     `returning` were paused.
     """
-    crowds: dict[int, list[tuple[int, Signature]]] = {}
     staying = [lane for lane in state.lanes.lanes.values() if lane.id not in leaving]
-    for lane in staying:
-        signature = SIGNATURES[lane.segment.kind]
-        if lane.occupies or (lane.id in returning and signature not in ("host", "link")):
-            for worker in lane.workers:
-                crowds.setdefault(worker, []).append((lane.id, lasting(lane.segments[lane.index :])))
-    for number, start in enumerate(starts):
-        signature = at_first(state, start)
-        for place in start.places:
-            for worker in place:
-                crowds.setdefault(worker, []).append((-1 - number, signature))
+    taking = [
+        (lane.id, lane.workers, lasting(lane.segments[lane.index :]))
+        for lane in staying
+        if lane.signature not in ("host", "link") and (not lane.paused or lane.id in returning)
+    ]
+    begun = [(-1 - number, each.workers, at_first(state, each)) for number, each in enumerate(starts)]
+    crowds: dict[int, list[tuple[int, Signature]]] = defaultdict(list)
+    for who, workers, signature in (*taking, *begun):
+        for worker in workers:
+            crowds[worker].append((who, signature))
     shares = _smallest(crowds, rule)
-    actions: list[Action] = []
-    for lane in staying:
-        share = shares.get(lane.id, lane.share)
-        if share != lane.share:
-            actions.append(Resize(lane.id, share))
-    for number, start in enumerate(starts):
-        actions.append(replace(start, share=shares.get(-1 - number, 1.0)))
-    return actions
+    resized = [
+        Resize(each.id, shares[each.id]) for each in staying if shares.get(each.id, each.share) != each.share
+    ]
+    return [*resized, *(replace(each, share=shares.get(-1 - n, 1.0)) for n, each in enumerate(starts))]
 
 
 def _smallest(crowds: dict[int, list[tuple[int, Signature]]], rule: Rule) -> dict[int, float]:

@@ -1,12 +1,14 @@
-"""Starting a phase: at which places, and whether it fits there."""
+"""Starting a phase: at which places, whether it fits there, and whether what follows may start without asking."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.fits import too_much
 from jigsawrl.graph.hardware import Hardware
+from jigsawrl.graph.interference import merely_divided
 from jigsawrl.graph.outlook import Outlook
 from jigsawrl.policies.state import Phase, Pipeline, Place, Start, State
 
@@ -16,25 +18,40 @@ def in_engines(workers: Sequence[int], tp: int) -> tuple[Place, ...]:
     return tuple(tuple(workers[i : i + tp]) for i in range(0, len(workers) - tp + 1, tp))
 
 
-def places_on(pipeline: Pipeline, workers: Sequence[int]) -> tuple[Place, ...]:
-    """Where its phase would run if it had these workers: engines side by side, or one training gang."""
-    if pipeline.phase == "training":
+def places_on(phase: Phase, workers: Sequence[int]) -> tuple[Place, ...]:
+    """Where it would run if it had these workers: engines side by side, or one training gang."""
+    if not phase.generates:
         return (tuple(workers),) if workers else ()
-    return in_engines(workers, pipeline.tp)
+    return in_engines(workers, phase.pipeline.tp)
 
 
-def needs(pipeline: Pipeline, places: tuple[Place, ...]) -> float:
-    """Bytes that its phase holds on each worker of these places."""
-    return bytes_for(pipeline, pipeline.phase, len(places), len(places[0]))
+def needs(phase: Phase, places: tuple[Place, ...]) -> float:
+    """Bytes that the phase holds on each worker of these places."""
+    pipeline, width = phase.pipeline, len(places[0])
+    return (
+        generating_bytes(pipeline, len(places), width) if phase.generates else training_bytes(pipeline, width)
+    )
 
 
-def bytes_for(pipeline: Pipeline, phase: Phase, engines: int, width: int) -> float:
-    if phase == "training":
-        sizes = pipeline.outlook.memory_trained(pipeline.tp, width)
-        return sizes.training_apart if pipeline.apart else sizes.training
+def training_bytes(pipeline: Pipeline, width: int) -> float:
+    """That a gang over this many workers holds on each of them."""
+    sizes = pipeline.outlook.memory_trained(pipeline.tp, width)
+    return sizes.training_apart if pipeline.apart else sizes.training
+
+
+def generating_bytes(pipeline: Pipeline, engines: int, width: int) -> float:
+    """That engines, each over this many workers, hold on each of them."""
     if pipeline.apart:
         return engine_bytes(pipeline.outlook, engines, width)
-    return pipeline.outlook.memory(engines, width, len(pipeline.home)).rollout
+    return pipeline.outlook.memory(engines, width, len(pipeline.rollout_home)).rollout
+
+
+def covered_bytes(pipeline: Pipeline, rollout: Start) -> float:
+    """Bytes that the phases hold on each worker which the permit of a rollout may cover, one after the other."""
+    return max(
+        generating_bytes(pipeline, len(rollout.places), pipeline.tp),
+        training_bytes(pipeline, len(rollout.workers)),
+    )
 
 
 def engine_bytes(outlook: Outlook, engines: int, width: int) -> float:
@@ -61,12 +78,28 @@ def refuse_what_cannot_fit_apart(outlook: Outlook, hardware: Hardware, rollout: 
             raise too_much(outlook, phase, needed, f"its {width} workers", hardware)
 
 
-def start_on(state: State, pipeline: Pipeline, workers: Sequence[int]) -> Start | None:
-    """The start of its phase on these workers, if there are enough and their memory has room."""
-    places = places_on(pipeline, [worker for worker in workers if state.alive[worker]])
-    if not places:
-        return None
-    needed = needs(pipeline, places)
-    if all(state.fits(place, needed) for place in places):
-        return Start(pipeline.name, places)
-    return None
+def start_on(
+    state: State, phase: Phase, workers: Sequence[int], held: Sequence[float] | None = None
+) -> Start | None:
+    """Its start on these workers, if there are enough and each has room for it, beside the bytes `held` or else those
+    in use now."""
+    places = places_on(phase, workers)
+    start = Start(phase.id, places)
+    return start if places and state.fits(start.workers, needs(phase, places), held) else None
+
+
+def going_on(state: State, starts: list[Start]) -> list[Start]:
+    """The same starts; those of rollouts with leave to go on to the training, where nothing else could be decided
+    anyway: all run at once, by turns, and nobody waits or is in a hurry."""
+    if not starts or not merely_divided(state.table):
+        return starts
+    begins = {start.phase for start in starts}
+    free = not (
+        any(lane.paused for lane in state.lanes.lanes.values())
+        or any(phase.id not in begins for phase in state.ready())
+        or any(p.apart or p.due < float("inf") for p in state.unfinished())
+    )
+    return [
+        replace(start, auto_continue=True) if free and start.phase.kind == "rollout" else start
+        for start in starts
+    ]

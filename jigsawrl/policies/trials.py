@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
-import numpy as np
-
-from jigsawrl.graph.batch import Batch
 from jigsawrl.graph.interference import merely_divided, undisturbed
-from jigsawrl.graph.lanes import Segment
+from jigsawrl.phases.ids import PhaseId
 from jigsawrl.policies.forward import Forward
 from jigsawrl.policies.plans import Plan
-from jigsawrl.policies.prospect import Prospect
 from jigsawrl.policies.rule import Rule
-from jigsawrl.policies.state import Migrate, Start, State
+from jigsawrl.policies.state import State
 
 DOUBT = 0.03
 """Part of the predicted time that another plan than the simple rule's must save, where neighbours disturb each other:
@@ -26,37 +22,46 @@ HARDLY = 1e-6
 """Seconds that are no difference."""
 
 
-@dataclass(slots=True)
 class Trials:
-    state: State
-    few: bool
-    """Whether they are followed to the end of all work."""
-    exact: bool
-    """Whether what follows is foreseen so well that plans which differ little can be told apart."""
-    must: bool
-    """Whether something has to start."""
-    now: Forward = field(init=False)
-    soonest: float = field(init=False)
-    """Every pipeline alone on all workers would be done by then."""
-    scores: dict[Plan, float] = field(default_factory=dict)
-    """In the order in which they were tried, that of the simple rule first; the less the better."""
-    rates: dict[Plan | Rule, float] = field(default_factory=dict)
+    """Plans for one state, each with the time by which it is predicted to end all work."""
 
-    def __post_init__(self) -> None:
-        self.now = Forward(self.state)
-        self.soonest = self.now.soonest()
+    def __init__(self, state: State, first: PhaseId | None) -> None:
+        self.state = state
+        self.first = first
+        """A phase that has to start, because it has waited for long."""
+        self.few = to_the_end(state)
+        """Whether they are followed to the end of all work."""
+        self.exact = self.few and undisturbed(state.table)
+        """Whether what follows is foreseen so well that plans which differ little can be told apart."""
+        self.now = Forward(state)
+        self.soonest = state.now + max(self.now.at_first.values())
+        """Every pipeline alone on all workers would be done by then."""
+        self.scores: dict[Plan, float] = {}
+        """In the order in which they were tried, that of the simple rule first; the less the better."""
+        self.rates: dict[Plan | Rule, float] = {}
 
-    def consider(self, plans: list[Plan]) -> None:
+    def consider(self, plans: Iterable[Plan]) -> None:
+        """Tries plans that were not tried yet."""
         for plan in plans:
-            if plan not in self.scores and (plan.actions or not self.must):
+            if plan not in self.scores and self._allowed(plan):
                 self.scores[plan] = self.score(plan)
+
+    def _allowed(self, plan: Plan) -> bool:
+        """Something has to start where nothing runs."""
+        if self.first is not None:
+            return plan.starts(self.first)
+        return bool(plan.actions or self.state.lanes.lanes)
 
     def score(self, plan: Plan) -> float:
         """On one worker plans of the same rule differ in what they start now alone. Beyond the horizon all are as
         fast as the first of them: who puts work off till then has done more until then, and is no faster."""
-        prospect = self._followed(plan)
+        future = self.now.copy()
+        future.rule = plan.rule
+        for action in plan.actions:
+            future.do(action)
+        prospect = future.follow(self._until())
         like = plan.rule if len(self.state.alive) == 1 else plan
-        return prospect.score(self.rates.setdefault(like, prospect.rate(self.state.now)))
+        return prospect.score(self.rates.setdefault(like, prospect.rate))
 
     @property
     def best(self) -> float:
@@ -80,28 +85,16 @@ class Trials:
         return 0.0 if undisturbed(self.state.table) else DOUBT * (ends - self.state.now)
 
     def _until(self) -> float:
-        """Nothing is learned by following a plan for longer than the foremost take, where that is known."""
+        """Nothing is learned by following a plan for longer than the foremost take, where that is known; of many
+        pipelines, for longer than each takes to get through a step."""
         if not self.few:
-            return self.state.now + self._horizon()
+            workers = len(self.state.lanes.on_worker)
+            return self.state.now + 1.5 * max(
+                p.outlook.solo_seconds(workers) for p in self.state.unfinished()
+            )
         if self.exact and len(self.scores) >= BEST:
             return sorted(self.scores.values())[BEST - 1]
         return float("inf")
-
-    def _horizon(self) -> float:
-        """Long enough for every pipeline to get through a step."""
-        workers = len(self.state.lanes.on_worker)
-        return 1.5 * max(p.outlook.solo_seconds(workers) for p in self.state.unfinished())
-
-    def _followed(self, plan: Plan) -> Prospect:
-        """Where a plan leads."""
-        future = self.now.copy()
-        future.rule = plan.rule
-        for action in plan.actions:
-            if isinstance(action, Start):
-                future.start(action)
-            else:
-                future.gather(action, moved_segments(self.state, action))
-        return future.follow(self._until())
 
 
 def to_the_end(state: State) -> bool:
@@ -109,14 +102,3 @@ def to_the_end(state: State) -> bool:
     pipelines = state.unfinished()
     phases = sum(2 * (p.steps - p.step) + (2 if p.phase == "rollout" else 1) for p in pipelines)
     return phases <= FEW and len(pipelines) <= FEW_PIPELINES and not merely_divided(state.table)
-
-
-def moved_segments(state: State, move: Migrate) -> tuple[Segment, ...]:
-    """The lane that a gathered tail is foreseen to be."""
-    outlook = state.pipelines[move.pipeline].outlook
-    survivors = [state.survivors[key] for key in move.lanes]
-    count = sum(each.sequences for each in survivors)
-    context = sum(each.sequences * each.context for each in survivors) / count
-    remaining = outlook.forecast.beyond(context - outlook.shape.prompt_tokens, count)
-    part = Batch(remaining, np.full(count, context)).split(len(move.places))[0]
-    return outlook.moved(part, len(move.places[0])).segments

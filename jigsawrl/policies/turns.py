@@ -21,11 +21,11 @@ def out_of_turn(state: State, apart: set[int]) -> set[int]:
     turns: dict[tuple[int, Signature], str] = {}
 
     def rank(lane: Lane) -> tuple[int, bool, float, int]:
-        waited = lane.paused and state.now - lane.started > lane.left
+        waited = waits_long(lane, state.now)
         return -state.pipelines[lane.pipeline].outlook.shape.priority, not waited, lane.left, lane.id
 
     for lane in sorted(state.lanes.lanes.values(), key=rank):
-        signature = state.table.known(SIGNATURES[lane.segment.kind])
+        signature = state.table.known(lane.signature)
         if signature not in ("link", "compute") or lane.id in apart or lane.segment.seconds < BRIEF:
             continue
         places = [(worker, signature) for worker in lane.workers]
@@ -34,6 +34,11 @@ def out_of_turn(state: State, apart: set[int]) -> set[int]:
         elif signature == "link" or frees_workers_next(lane):
             turns.update(dict.fromkeys(places, lane.pipeline))
     return waiting
+
+
+def waits_long(lane: Lane, now: float) -> bool:
+    """Whether it stands still for longer than it needs: then it goes first."""
+    return lane.paused and now - lane.started > lane.left
 
 
 def frees_workers_next(lane: Lane) -> bool:

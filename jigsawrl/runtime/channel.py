@@ -1,103 +1,110 @@
-"""The scheduler's end of a driver's line: neither reading nor sending ever waits for the driver.
+"""A driver's line, and its two ends: `Channel` is the scheduler's, `SchedulerChannel` the driver's.
 
-The driver's end is a `multiprocessing.connection.Connection`; both write messages as that does, with their length in
-front. A driver that is stopped in the middle of a message, or that reads nothing, costs the others nothing.
+At the scheduler's end neither reading nor sending ever waits for the driver: one that is stopped in the middle of a
+message, or that reads nothing, costs the others nothing. A driver whose scheduler is gone ends.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-import socket
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
 
-from jigsawrl import frames
+from jigsawrl.frames import Nonsense, Stream
+from jigsawrl.phases.ids import PhaseKind
+from jigsawrl.runtime.messages import FromDriver, PhasePermit, Seats, Sleep, Stop, ToDriver
+from jigsawrl.telemetry.events import now
 
-if TYPE_CHECKING:
-    from jigsawrl.runtime.messages import FromDriver, ToDriver
-
-_PIECE = 1 << 16
-MOST_READ = 1 << 20
-"""Bytes that are read at once: whoever says more has to let others be heard in between."""
 MOST_MESSAGE = 64 << 20
 """Bytes of one message; those of the longest traceback or the most events are far less."""
 MOST_UNSENT = 4 << 20
 """Bytes that wait until the driver reads them. A message has a few hundred, and few are sent in a phase."""
+SOON_S = 1.5
+"""Longest time a message is held back for batching, in seconds."""
+MOST_KEPT = 64
+"""Messages that are held back, at most."""
 
 
 class Broken(Exception):
     """What comes over a line makes no sense, or nothing more goes into it: its driver is of no use any more."""
 
 
-class Channel:
-    def __init__(self, connection: Connection) -> None:
-        self.socket = socket.socket(fileno=os.dup(connection.fileno()))
-        connection.close()
-        self.read = bytearray()
-        """The beginning of a message whose rest has not come yet."""
-        self.unsent = bytearray()
+class Channel(Stream):
+    """The scheduler's end."""
 
-    def fileno(self) -> int:
-        return self.socket.fileno()
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection, MOST_MESSAGE)
 
     def receive(self) -> list[FromDriver]:
-        """Messages that are there as a whole; none: nothing more can be read now. EOFError: the other end is closed,
-        and all was read."""
-        messages: list[FromDriver] = []
-        read = 0
-        while read < MOST_READ or not messages:
-            try:
-                data = self.socket.recv(_PIECE, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                break
-            if not data:
-                if messages:
-                    break
-                raise EOFError
-            self.read += data
-            read += len(data)
-            while (content := self._next()) is not None:
-                messages += understood(content)
-        return messages
-
-    def _next(self) -> bytes | None:
-        """The content of the first message, if all of it is there."""
-        if (found := frames.first(self.read)) is None:
-            return None
-        start, size = found
-        if not 0 <= size <= MOST_MESSAGE:
-            raise Broken(f"it began a message of {size:,} bytes")
-        if len(self.read) < start + size:
-            return None
-        content = bytes(self.read[start : start + size])
-        del self.read[: start + size]
-        return content
+        """Messages that are there as a whole. EOFError: the driver's end is closed, and all was read."""
+        try:
+            contents = self.contents()
+        except Nonsense as nonsense:
+            raise Broken(str(nonsense)) from None
+        try:
+            return [message for content in contents for message in pickle.loads(content)]
+        except Exception as error:
+            raise Broken(f"it said what cannot be understood ({type(error).__name__})") from None
 
     def send(self, message: ToDriver) -> None:
         """At once as far as there is room, the rest with `flush`. OSError: nobody reads it any more."""
-        content = pickle.dumps(message)
-        self.unsent += frames.header(len(content)) + content
-        self.flush()
-
-    def flush(self) -> None:
-        while self.unsent:
-            try:
-                sent = self.socket.send(self.unsent, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                if len(self.unsent) > MOST_UNSENT:
-                    raise Broken("it does not read what it is told") from None
-                return
-            del self.unsent[:sent]
-
-    def close(self) -> None:
-        self.socket.close()
+        self.put(pickle.dumps(message))
+        if self.unsent_bytes > MOST_UNSENT:
+            raise Broken("it does not read what it is told")
 
 
-def understood(content: bytes) -> tuple[FromDriver, ...]:
-    """What a driver said at once."""
-    try:
-        messages: tuple[FromDriver, ...] = pickle.loads(content)
-    except Exception as error:
-        raise Broken(f"it said what cannot be understood ({type(error).__name__})") from None
-    return messages
+class SchedulerChannel:
+    """The driver's end: messages to the scheduler and back."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+        self.stopping = False
+        self.sleepy: set[PhaseKind | None] = set()
+        """Phases whose actors were told to sleep, which they do between phases; None: those of all."""
+        self.on_sleep: Callable[[], None] = lambda: None
+        """Called when some are told to sleep."""
+        self.permit: PhasePermit | None = None
+        """The last permit that came."""
+        self.permitted = 0.0
+        """When it came."""
+        self.seats: Seats | None = None
+        """Where the next phase may run; None: it has to wait for a permit."""
+        self.kept: list[FromDriver] = []
+        self.sent = now()
+
+    def send(self, message: FromDriver) -> None:
+        """Sends a message at once, with those that were held back."""
+        messages = (*self.kept, message)
+        self.kept.clear()
+        self.sent = now()
+        try:
+            self.pipe.send(messages)
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(1)
+
+    def later(self, message: FromDriver) -> None:
+        """Sends a message that nobody waits for: with the next one, or soon."""
+        self.kept.append(message)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Sends what was held back, if it was for long or there is much of it."""
+        if self.kept and (now() - self.sent > SOON_S or len(self.kept) > MOST_KEPT):
+            self.send(self.kept.pop())
+
+    def receive(self) -> ToDriver:
+        try:
+            message: ToDriver = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            os._exit(1)
+        self.stopping = self.stopping or isinstance(message, Stop)
+        if isinstance(message, PhasePermit):
+            self.permit, self.permitted, self.seats = message, now(), message.seats
+        if isinstance(message, Sleep):
+            self.sleepy.add(message.phase)
+            self.on_sleep()
+        return message
+
+    def waiting(self) -> bool:
+        return self.pipe.poll(0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,11 +18,12 @@ from jigsawrl.config.pipelines import run_of
 from jigsawrl.config.reserved import alike
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
+from jigsawrl.phases.turns import ORDERS, OrderName
 from jigsawrl.runtime.member import Member
 from jigsawrl.runtime.requests import Entry, Requests
 
-Order = tuple[str, Member]
-"""What is to be done, and with whom: submit, pause, resume, cancel."""
+Order = tuple[str, Member | OrderName]
+"""What is to be done, and with whom: submit, pause, resume, cancel; or in which order pipelines take turns."""
 LATER = "accepted; it takes effect once the run is set up"
 
 
@@ -48,26 +48,23 @@ class Commands:
         self.closed = False
         self.lock = threading.RLock()
         """Held while requests or members change."""
-        self.orders: deque[Order] = deque()
-        self.coming: dict[str, Member] = {}
-        """Pipelines that were accepted, and that the scheduler does not know yet."""
+        self.orders: list[Order] = []
         self.wake = io.FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
-
-    def fileno(self) -> int:
         """Can be read while there are orders."""
-        return self.wake.fileno()
+
+    @property
+    def everyone(self) -> dict[str, Member]:
+        """All pipelines, also those that were accepted and that the scheduler does not know yet."""
+        return self.members | {each.name: each for _, each in self.orders if isinstance(each, Member)}
 
     # The scheduler's side
 
     def take(self) -> list[Order]:
-        """All orders since the last time; pipelines that were submitted are members from now on."""
+        """All orders since the last time, of which there are some. Pipelines that were submitted are members now."""
         with self.lock:
-            orders = list(self.orders)
-            self.orders.clear()
-            self.members.update(self.coming)
-            self.coming.clear()
-            if orders:
-                os.eventfd_read(self.wake.fileno())
+            os.eventfd_read(self.wake.fileno())
+            self.members.update(self.everyone)
+            orders, self.orders = self.orders, []
         return orders
 
     def close(self) -> bool:
@@ -94,14 +91,13 @@ class Commands:
         elif what in ("pause", "resume", "cancel"):
             with self.lock:
                 said = getattr(self, f"_{what}")(self._named(request["pipeline"]))
+        elif what == "order" and request["order"] in ORDERS:
+            said = self._order(what, request["order"])
         else:
             raise JigsawError(f"{what}: not understood")
-        return {"pipelines": self.standings(), "said": said or ("" if self.set_up else LATER)}
-
-    def standings(self) -> dict[str, str]:
         with self.lock:
-            everyone = {**self.members, **self.coming}
-            return {name: self._standing(member) for name, member in everyone.items()}
+            standings = {name: self._standing(member) for name, member in self.everyone.items()}
+        return {"pipelines": standings, "said": said or ("" if self.set_up else LATER)}
 
     def _standing(self, member: Member) -> str:
         if member.ended is not None:
@@ -115,11 +111,10 @@ class Commands:
         return member.standing
 
     def _named(self, name: Any) -> Member:
-        found = self.members.get(name) or self.coming.get(name)
-        if found is None:
-            there = ", ".join([*self.members, *self.coming])
-            raise JigsawError(f"there is no pipeline {name}; there are {there}")
-        return found
+        everyone = self.everyone
+        if name not in everyone:
+            raise JigsawError(f"there is no pipeline {name}; there are {', '.join(everyone)}")
+        return everyone[name]
 
     def _submit(self, name: str, entry: Entry) -> str:
         there = f"{name} was submitted before, and is there already; nothing is changed"
@@ -133,9 +128,8 @@ class Commands:
                 return there
             self._refuse(name)
             self.requests.submit(name, entry)
-            self.files[name], self.coming[name] = run, member
-            self._order("submit", member)
-        return ""
+            self.files[name] = run
+            return self._order("submit", member)
 
     def _is_there(self, name: str, entry: Entry, run: RunConfig) -> bool:
         """Whether this very pipeline was submitted before."""
@@ -143,10 +137,9 @@ class Commands:
 
     def _refuse(self, name: str) -> None:
         """A JigsawError where no pipeline of this name can come."""
-        taken = {**self.members, **self.coming}
-        if name in taken:
+        if name in self.everyone:
             raise JigsawError(f"there is a pipeline {name} already; choose another --name")
-        if (other := alike(name, taken)) is not None:
+        if (other := alike(name, self.everyone)) is not None:
             raise JigsawError(f"there is a pipeline {other} already; choose a --name that differs in more")
         if self.closed:
             raise JigsawError("has ended; start a run of its own for what you submit")
@@ -161,8 +154,7 @@ class Commands:
         if self.stopping:
             raise JigsawError(f"it is stopping, and {member.name} ends after its step; it cannot be paused")
         self.requests.pause(member.name)
-        self._order("pause", member)
-        return ""
+        return self._order("pause", member)
 
     def _resume(self, member: Member) -> str:
         name = member.name
@@ -172,19 +164,20 @@ class Commands:
         if member.ended is not None:
             raise JigsawError(f"{name} has ended: {member.ended}")
         self.requests.withdraw(name)
-        self._order("resume", member)
-        return ""
+        return self._order("resume", member)
 
     def _cancel(self, member: Member) -> str:
         if member.ended == "finished":
             raise JigsawError(f"{member.name} has ended: finished")
         self.requests.cancel(member.name)
         if member.ended is None:
-            self._order("cancel", member)
-            return ""
+            return self._order("cancel", member)
         was = "was cancelled before" if member.ended == "cancelled" else f"has ended: {member.ended}"
         return f"{member.name} {was}; it does not go on with --resume"
 
-    def _order(self, what: str, member: Member) -> None:
-        self.orders.append((what, member))
-        os.eventfd_write(self.wake.fileno(), 1)
+    def _order(self, what: str, whom: Member | OrderName) -> str:
+        """The scheduler carries it out soon; there is nothing more to say."""
+        with self.lock:
+            self.orders.append((what, whom))
+            os.eventfd_write(self.wake.fileno(), 1)
+        return ""

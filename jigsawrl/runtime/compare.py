@@ -6,23 +6,21 @@ import datetime
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from jigsawrl import durable
 from jigsawrl.config.pipelines import Mix
 from jigsawrl.config.runfolder import writable_part
 from jigsawrl.config.started import dated
 from jigsawrl.errors import JigsawError
-from jigsawrl.runtime.launch import Outcome, run_mix
+from jigsawrl.runtime.launch import Ended, Outcome, run_mix
 from jigsawrl.telemetry import jsonl
-from jigsawrl.telemetry.comparison import Compared, Comparison, Fate, comparison_page
+from jigsawrl.telemetry.comparison import Comparison, Fate, Side
+from jigsawrl.telemetry.comparison_page import comparison_page
 from jigsawrl.telemetry.figures import Summary, summarize
+from jigsawrl.telemetry.progress import Progress
 from jigsawrl.telemetry.runlog import RunLog
+from jigsawrl.telemetry.runreport import write_files
 from jigsawrl.telemetry.text import duration
 from jigsawrl.underway import under_way
-
-if TYPE_CHECKING:
-    from jigsawrl.telemetry.progress import Progress
 
 REAL_POLICIES = ("serial", "concurrent", "rollmux", "jigsaw")
 """Compared where none are named: a real run takes its time."""
@@ -55,47 +53,41 @@ def compare_runs(
     """Runs all of them. Where one is interrupted, nothing more is run: a KeyboardInterrupt."""
     with under_way(out):
         check_unused(out)
-        return _compare_runs(mix, policies, out, progress)
-
-
-def _compare_runs(
-    mix: Mix, policies: Sequence[str], out: Path, progress: Callable[[], AbstractContextManager[Progress]]
-) -> Comparison:
-    outcomes: dict[str, Outcome] = {}
-    today = datetime.date.today()
-    # One day for all policies, whenever each of them is run.
-    runs = {name: dated(run, today) for name, run in mix.runs.items()}
-    for number, policy in enumerate(policies, 1):
-        under = Mix(mix.config.model_copy(update={"policy": policy}), runs)
-        with progress() as shown:
-            outcomes[policy] = outcome = run_mix(under, out / policy, False, shown, out / policies[0])
-            if any(each.how == "interrupted" for each in outcome.pipelines):
-                raise KeyboardInterrupt(f"interrupted under {policy}; what was run is in {out}")
-            said = f"{policy}: {duration(outcome.seconds)}"
-            shown.message(f"{said}; {number} of {len(policies)} policies are done")
-    compared = comparison_of(mix, outcomes)
-    durable.replace(out / PAGE_FILE, comparison_page(compared).encode())
-    durable.replace(out / FIGURES_FILE, jsonl.encode(compared.as_dict()))
-    return compared
+        outcomes: dict[str, Outcome] = {}
+        today = datetime.date.today()
+        # One day for all policies, whenever each of them is run.
+        runs = {name: dated(run, today) for name, run in mix.runs.items()}
+        for number, policy in enumerate(policies, 1):
+            order = mix.config.order if policy == "rollmux" else None
+            under = Mix(mix.config.model_copy(update={"policy": policy, "order": order}), runs)
+            with progress() as shown:
+                outcomes[policy] = outcome = run_mix(under, out / policy, False, shown, out / policies[0])
+                if any(each.how == "interrupted" for each in outcome.pipelines):
+                    raise KeyboardInterrupt(f"interrupted under {policy}; what was run is in {out}")
+                took = duration(outcome.seconds)
+                shown.message(f"{policy}: {took}; {number} of {len(policies)} policies are done")
+        compared = comparison_of(mix, outcomes)
+        page = comparison_page(compared).encode()
+        write_files(out, {PAGE_FILE: page, FIGURES_FILE: jsonl.encode(compared.as_dict())})
+        return compared
 
 
 def comparison_of(mix: Mix, outcomes: Mapping[str, Outcome]) -> Comparison:
     """Held against serial, or the first where that was not run."""
     first = next(iter(outcomes))
-    against = "serial" if "serial" in outcomes else first
     alone = alone_seconds(outcomes["serial"].made.log) if "serial" in outcomes else {}
-    rates = {policy: outcome.tokens_per_second for policy, outcome in outcomes.items()}
-    runs = [
-        Compared(
+    rewarded = outcomes[first].made.log.summaries
+    runs = {
+        policy: Side(
             policy,
-            outcome.made,
-            outcome.seconds,
-            rates[policy] / rates[against] if rates[against] > 0 else 1.0,
-            fates_of(mix, outcome, outcomes[first].made.log.summaries, alone),
+            outcome.made.log,
+            outcome.made.report,
+            {each.name: fate_of(mix, each, rewarded, alone) for each in outcome.pipelines},
         )
         for policy, outcome in outcomes.items()
-    ]
-    return Comparison(mix.config.name, mix.config.workers, against, runs)
+    }
+    baseline = runs.get("serial", runs[first])
+    return Comparison(mix.config.name, mix.config.workers, baseline, list(runs.values()))
 
 
 def alone_seconds(serial: RunLog) -> dict[str, float]:
@@ -103,21 +95,20 @@ def alone_seconds(serial: RunLog) -> dict[str, float]:
     return {name: serial.ended[name] - began for name, began in serial.began.items() if name in serial.ended}
 
 
-def fates_of(
-    mix: Mix, outcome: Outcome, first: Mapping[str, Summary], alone: Mapping[str, float]
-) -> dict[str, Fate]:
-    fates = {}
-    for each in outcome.pipelines:
-        summary, rewards = each.summary or NOTHING, first.get(each.name, NOTHING).rewards
-        fates[each.name] = Fate(
-            each.how,
-            each.reason,
-            each.steps,
-            each.seconds,
-            alone.get(each.name),
-            summary.tokens,
-            summary.reward_first,
-            summary.reward_last,
-            summary.rewards == rewards if mix.runs[each.name].deterministic else None,
-        )
-    return fates
+def fate_of(mix: Mix, ended: Ended, first: Mapping[str, Summary], alone: Mapping[str, float]) -> Fate:
+    """`first` are the figures of the first run, by pipeline."""
+    name, summary = ended.name, ended.summary or NOTHING
+    same = summary.rewards == first.get(name, NOTHING).rewards
+    return Fate(
+        ended.how,
+        ended.reason,
+        ended.steps,
+        ended.seconds,
+        alone.get(name),
+        summary.tokens,
+        summary.reward_first,
+        summary.reward_last,
+        same if mix.runs[name].deterministic else None,
+        mix.config.pipelines[name].max_slowdown,
+        mix.config.pipelines[name].deadline,
+    )

@@ -6,19 +6,17 @@ bound what anybody can send, how long that may take, and how many may do it at a
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
-import selectors
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from jigsawrl import durable
@@ -50,29 +48,24 @@ LAST_ANSWERS_S = 2.0
 Answer = dict[str, Any]
 
 
-@dataclass(slots=True)
-class _Incoming:
-    """A connection whose request has not come in whole."""
-
-    connection: socket.socket
-    until: float
-    content: bytearray = field(default_factory=bytearray)
-
-
 class Control:
-    """The run's end. While it is open, requests are answered by `answer`, in several threads."""
+    """The run's end. While it is open, requests are answered by `answer`, each in a thread of its own."""
 
     def __init__(self, out: Path, answer: Callable[[dict[str, Any]], Answer]) -> None:
         self.address = out / ADDRESS
         self.answer = answer
+        self.incoming: list[socket.socket] = []
+        """Connections whose request has not come in whole, the oldest first."""
+        self.changing = threading.Lock()
+        """Held while `incoming` changes."""
+        self.at_work = threading.Semaphore(MOST_AT_WORK)
+        """Whoever is answered has one of its places."""
+        self.threads: set[threading.Thread] = set()
+        """One for each connection."""
         name = f"jigsawrl-{os.getuid()}-{secrets.token_hex(8)}"
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.bind(f"\0{name}")
         self.socket.listen(128)
-        self.socket.setblocking(False)
-        self.end = os.eventfd(0, os.EFD_CLOEXEC)
-        self.incoming: dict[int, _Incoming] = {}
-        self.at_work: set[threading.Thread] = set()
         self.thread = threading.Thread(target=self._serve, name="control", daemon=True)
         durable.replace(self.address, json.dumps({"socket": name, "pid": os.getpid()}).encode())
         self.thread.start()
@@ -80,110 +73,72 @@ class Control:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Whoever has asked is still answered, within a bound."""
         self.address.unlink(missing_ok=True)
-        os.eventfd_write(self.end, 1)
+        self.socket.shutdown(socket.SHUT_RDWR)  # `accept` waits no longer
         self.thread.join()
-        until = time.monotonic() + LAST_ANSWERS_S
-        for each in list(self.at_work):
-            each.join(max(0.0, until - time.monotonic()))
         self.socket.close()
-        os.close(self.end)
+        with self.changing:
+            while self.incoming:
+                self._drop_oldest()
+        until = time.monotonic() + LAST_ANSWERS_S
+        for each in self.threads:
+            each.join(max(0.0, until - time.monotonic()))
 
     def _serve(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.socket, selectors.EVENT_READ, self.socket)
-            selector.register(self.end, selectors.EVENT_READ)
-            while True:
-                ready = [key for key, _ in selector.select(self._patience())]
-                if any(key.fd == self.end for key in ready):
-                    break
-                for key in ready:
-                    if key.data is self.socket:
-                        self._accept(selector)
-                    else:
-                        self._hear(key.data, selector)
-                for each in [one for one in self.incoming.values() if one.until <= time.monotonic()]:
-                    self._drop(each, selector)
-            for each in list(self.incoming.values()):
-                self._drop(each, selector)
+        while True:
+            try:
+                connection, _ = self.socket.accept()
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # it was shut down
+                    return
+                time.sleep(0.05)  # too many open files, perhaps: others have to end first
+                continue
+            if _user_of(connection) != os.getuid():
+                connection.close()
+                continue
+            with self.changing:
+                if len(self.incoming) >= MOST_CONNECTIONS:
+                    self._drop_oldest()
+                self.incoming.append(connection)
+            thread = threading.Thread(target=self._attend, args=(connection,), name="command", daemon=True)
+            self.threads = {thread, *(each for each in self.threads if each.is_alive())}
+            thread.start()
 
-    def _patience(self) -> float | None:
-        ends = [each.until for each in self.incoming.values()]
-        return max(0.0, min(ends) - time.monotonic()) if ends else None
+    def _drop_oldest(self) -> None:
+        """Its thread waits for nothing more, and closes it."""
+        with suppress(OSError):
+            self.incoming.pop(0).shutdown(socket.SHUT_RDWR)
 
-    def _accept(self, selector: selectors.BaseSelector) -> None:
+    def _attend(self, connection: socket.socket) -> None:
+        """Answers what is asked there. One that was dropped, or says too little in its time, gets no answer."""
+        with connection, suppress(OSError):
+            try:
+                content = _received(connection, REQUEST_S)
+            finally:
+                with self.changing:
+                    is_waited_for = connection in self.incoming
+                    if is_waited_for:
+                        self.incoming.remove(connection)
+            if is_waited_for:
+                answer = json.dumps(self._answer(content)).encode()
+                connection.settimeout(1.0)
+                connection.sendall(answer)
+
+    def _answer(self, content: bytes) -> Answer:
+        if not self.at_work.acquire(blocking=False):
+            return {"error": "has too many commands to answer; try again in a moment"}
         try:
-            connection, _ = self.socket.accept()
-        except OSError:  # too many open files, perhaps: others have to end first
-            time.sleep(0.05)
-            return
-        if _user_of(connection) != os.getuid():
-            connection.close()
-            return
-        connection.setblocking(False)
-        if len(self.incoming) >= MOST_CONNECTIONS:
-            self._drop(min(self.incoming.values(), key=lambda each: each.until), selector)
-        each = _Incoming(connection, time.monotonic() + REQUEST_S)
-        self.incoming[connection.fileno()] = each
-        selector.register(connection, selectors.EVENT_READ, each)
-
-    def _hear(self, each: _Incoming, selector: selectors.BaseSelector) -> None:
-        if each.connection.fileno() not in self.incoming:
-            return  # dropped just now, for another
-        try:
-            piece = each.connection.recv(65536)
-        except BlockingIOError:
-            return
-        except OSError:
-            self._drop(each, selector)
-            return
-        each.content += piece
-        if piece and len(each.content) <= MOST_BYTES:
-            return
-        self._forget(each, selector)
-        self._begin(each)
-
-    def _begin(self, each: _Incoming) -> None:
-        """Answers in a thread: some requests have data read."""
-        self.at_work = {thread for thread in self.at_work if thread.is_alive()}
-        if len(self.at_work) >= MOST_AT_WORK:
-            _send(each.connection, {"error": "has too many commands to answer; try again in a moment"})
-            return
-        thread = threading.Thread(target=self._answer, args=(each,), name="command", daemon=True)
-        self.at_work.add(thread)
-        thread.start()
-
-    def _answer(self, each: _Incoming) -> None:
-        try:
-            result = self.answer(_parsed(bytes(each.content)))
+            return self.answer(_parsed(content))
         except JigsawError as error:
-            result = {"error": str(error)}
+            return {"error": str(error)}
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            result = {"error": f"not understood: {error or type(error).__name__}"}
+            return {"error": f"not understood: {error or type(error).__name__}"}
         except Exception as error:  # a command never ends a run, and is always answered
-            result = {"error": f"could not be carried out: {type(error).__name__}: {error}"}
-        _send(each.connection, result)
-
-    def _drop(self, each: _Incoming, selector: selectors.BaseSelector) -> None:
-        self._forget(each, selector)
-        each.connection.close()
-
-    def _forget(self, each: _Incoming, selector: selectors.BaseSelector) -> None:
-        selector.unregister(each.connection)
-        del self.incoming[each.connection.fileno()]
-
-
-def _send(connection: socket.socket, result: Answer) -> None:
-    with closing(connection), suppress(OSError):
-        connection.settimeout(1.0)
-        connection.sendall(json.dumps(result).encode())
+            return {"error": f"could not be carried out: {type(error).__name__}: {error}"}
+        finally:
+            self.at_work.release()
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
@@ -241,7 +196,7 @@ class Question:
     def answer(self) -> Answer:
         """Waits for it; a JigsawError where there is none, or the run refuses."""
         try:
-            answer = _received(self.socket)
+            answer = _parsed(_received(self.socket, TIMEOUT_S))
         except (OSError, ValueError, RecursionError) as error:
             raise self._no_answer(error) from None
         self.socket.close()
@@ -310,10 +265,16 @@ def _user_of(connection: socket.socket) -> int:
     return int(struct.unpack("3i", content)[1])
 
 
-def _received(connection: socket.socket) -> dict[str, Any]:
-    content = b""
-    while piece := connection.recv(65536):
-        content += piece
-        if len(content) > MOST_BYTES:
+def _received(connection: socket.socket, limit_s: float) -> bytes:
+    """All that comes until the other end has said its last, or what is more than may come; an OSError where neither
+    is there in time."""
+    until, content = time.monotonic() + limit_s, b""
+    while len(content) <= MOST_BYTES:
+        if (left_s := until - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        connection.settimeout(left_s)
+        piece = connection.recv(65536)
+        if not piece:
             break
-    return _parsed(content)
+        content += piece
+    return content

@@ -62,12 +62,7 @@ def part_of(cores: Sequence[int], share: float, offset: int) -> tuple[int, ...]:
     return tuple(cores[start : start + count])
 
 
-def stop(pid: int) -> None:
-    """It stands still where it is."""
+def stand(pid: int, still: bool) -> None:
+    """It stands still where it is, or goes on."""
     with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-
-
-def go_on(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGSTOP if still else signal.SIGCONT)

@@ -8,20 +8,20 @@ All are forked from one process that has torch loaded, so a dozen of them are up
 from __future__ import annotations
 
 import os
+import shutil
 import time
-from collections.abc import Iterable
-from functools import partial
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jigsawrl import limits, processes
 from jigsawrl.liveness import GUARD, is_stopped, silent_s, was_silent
 from jigsawrl.pipeline.base import base_folder
-from jigsawrl.runtime.alive import Alive
+from jigsawrl.runtime import start
 from jigsawrl.runtime.channel import Channel
-from jigsawrl.runtime.cores import go_on, stop
+from jigsawrl.runtime.cores import stand
 from jigsawrl.store import folders, locks
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from jigsawrl.config import RunConfig
     from jigsawrl.config.pipelines import Homes
-    from jigsawrl.runtime.layout import Layout
     from jigsawrl.runtime.shares import Shares, Units
     from jigsawrl.runtime.sharing import SharedActors
+    from jigsawrl.scheduler.layout import Layout
 
 PRELOADED = ["jigsawrl.runtime.preload"]
 GRACE_S = 5.0
@@ -41,7 +41,66 @@ KNOWN_S = 1.0
 """Seconds within which a death is known to the process that looks after the dead."""
 
 
-class Family:
+class Actors:
+    """Processes of actors, and the folder where they meet."""
+
+    def __init__(self, name: str, store: Path, shares: Shares) -> None:
+        self.name = name
+        self.shares = shares
+        self.meeting = folders.meeting(store)
+        self.gang = f"file://{self.meeting}/gang"
+        """Where those that train find each other."""
+        self.actors: dict[int, BaseProcess] = {}
+        """By number."""
+
+    @property
+    def processes(self) -> list[BaseProcess]:
+        return list(self.actors.values())
+
+    def start_actor(self, number: int, main: Callable[..., None], *args: Any) -> None:
+        """`main` is told its environment, its note and its heartbeat as well."""
+        beat = self.meeting / f"actor{number}"
+        told = (*args, self.shares.environment, self.note(number), beat)
+        self.actors[number] = self.start(f"actor/{number}", beat, main, told, daemon=True)
+
+    def start(
+        self, what: str, beat: Path, main: Callable[..., None], args: tuple[Any, ...], *, daemon: bool
+    ) -> BaseProcess:
+        """Starts a process, and ends it where its heartbeat stops."""
+        process = fork_server().Process(target=main, args=args, name=f"{self.name}/{what}", daemon=daemon)
+        processes.start(process)
+        assert process.pid is not None
+        GUARD.watch(process.pid, beat, silent_s())
+        return process
+
+    def note(self, number: int) -> Path:
+        """Where an actor reads what it is held to."""
+        return self.meeting / f"share{number}"
+
+    def pid(self, number: int) -> int:
+        pid = self.actors[number].pid
+        assert pid is not None
+        return pid
+
+    def kill(self) -> None:
+        """All of it, at once, whatever state it is in."""
+        for process in self.processes:
+            if process.exitcode is None:
+                process.kill()
+        self.wait()
+
+    def wait(self) -> None:
+        """Until all have ended; who does not, is killed."""
+        for process in self.processes:
+            process.join(timeout=GRACE_S)
+            if process.exitcode is None:
+                process.kill()
+                process.join(timeout=GRACE_S)
+            GUARD.forget(process.pid)
+        shutil.rmtree(self.meeting, ignore_errors=True)
+
+
+class Family(Actors):
     """Started at once. `line` goes to the driver. With `shared` its actors are in others' processes; with `homes`
     each runs one phase only, and there is none on other workers."""
 
@@ -56,67 +115,34 @@ class Family:
         shared: SharedActors | None = None,
         homes: Homes | None = None,
     ) -> None:
-        # Heavy modules belong into the children.
-        from jigsawrl.runtime.start import start_actor, start_driver
-        from jigsawrl.runtime.start_pools import start_driver_of_pools, start_pool_actor
-
+        super().__init__(config.name, store, shares)
         context = fork_server()
-        self.name = config.name
-        self.shares = shares
         self.shared = shared
         self.locks = [store / folders.LOCK, store / folders.SPILLING]
-        self.meeting = folders.meeting(store)
         ours, theirs = context.Pipe()
         self.line = Channel(ours)
-        pipes: list[Connection] = []
-        self.actors: dict[int, BaseProcess] = {}
-        """By number."""
-        self.held: dict[int, tuple[Units, bool]] = {}
+        pipes = [] if shared is None else shared.join(config)
+        self.held: dict[int, tuple[Units, bool]] = {} if shared is None else shared.held[self.name]
         """What each actor has of its worker, and whether it leaves room to others there."""
         base = base_folder(config, out)
-        if shared is not None:
-            pipes = shared.join(config)
-        needed = range(len(layout.lives)) if homes is None else {*homes.rollout, *homes.training}
         for number, worker in enumerate(layout.lives if shared is None else ()):
             driver_end, actor_end = context.Pipe()
             pipes.append(driver_end)
-            if number not in needed:
-                actor_end.close()
-                continue
-            place = (shares.device(worker), number, layout, f"file://{self.meeting}/gang")
-            notes = (self.note(number), self.beat(number))
-            arguments = (actor_end, config, base, *place, shares.environment, *notes)
-            actor = context.Process(
-                target=start_actor if homes is None else partial(start_pool_actor, homes),
-                args=arguments,
-                name=f"{self.name}/actor/{number}",
-                daemon=True,
-            )
-            processes.start(actor)
-            guard(actor, self.beat(number))
+            if number in layout.gang or layout.rolls_out(number):
+                place = (shares.device(worker), number, layout, self.gang)
+                self.start_actor(number, start.start_actor, actor_end, config, base, *place)
             actor_end.close()
-            self.actors[number] = actor
         beat = self.meeting / "driver"
-        alive = Alive(beat, os.getpid(), store / folders.BEAT, silent_s())
-        self.driver = context.Process(
-            target=start_driver if homes is None else partial(start_driver_of_pools, homes),
-            args=(theirs, pipes, config, out, resume, store, alive),
-            name=f"{self.name}/driver",
-            daemon=False,
-        )
-        processes.start(self.driver)
-        guard(self.driver, beat)
+        watches = (beat, os.getpid(), store / folders.BEAT, silent_s())
+        told = (*watches, theirs, pipes, config, out, resume, store, homes)
+        self.driver = self.start("driver", beat, start.start_driver, told, daemon=False)
         theirs.close()
         for pipe in pipes:
             pipe.close()
 
     @property
-    def sentinels(self) -> list[int]:
-        return [process.sentinel for process in self.processes]
-
-    @property
     def processes(self) -> list[BaseProcess]:
-        return [self.driver, *self.actors.values()]
+        return [self.driver, *super().processes]
 
     def hold(self, engine: int, units: Units, yields: bool = False) -> None:
         """Its actor to these units of its worker, and to leaving room to others."""
@@ -124,7 +150,7 @@ class Family:
             return
         self.held[engine] = units, yields
         if self.shared is not None:
-            self.shared.hold(self.name, engine, units, yields)
+            self.shared.give(engine)
         else:
             self.shares.give(units, self.pid(engine), self.note(engine), yields)
 
@@ -133,35 +159,18 @@ class Family:
         if self.shared is not None:
             for engine in self.held.keys() - engines:
                 del self.held[engine]
-                self.shared.let_go(self.name, engine)
+                self.shared.give(engine)
 
-    def stand(self, engine: int) -> None:
-        """Its actor stands still where it is; one among others only leaves their batch."""
+    def stand(self, engine: int, still: bool) -> None:
+        """Its actor stands still where it is, or goes on; one among others only leaves their batch meanwhile."""
         if self.shared is not None:
-            self.shared.stand(self.name, engine, still=True)
-        else:
+            self.shared.stand(self.name, engine, still)
+        elif still:
             GUARD.pause(self.pid(engine), True)
             stop_outside_of(self.locks, self.pid(engine))
-
-    def go_on(self, engine: int) -> None:
-        if self.shared is not None:
-            self.shared.stand(self.name, engine, still=False)
         elif engine in self.actors:
-            go_on(self.pid(engine))
+            stand(self.pid(engine), still=False)
             GUARD.pause(self.pid(engine), False)
-
-    def note(self, engine: int) -> Path:
-        """Where its actor reads what it is held to."""
-        return self.meeting / f"share{engine}"
-
-    def beat(self, engine: int) -> Path:
-        """Where its actor shows that it is alive."""
-        return self.meeting / f"actor{engine}"
-
-    def pid(self, engine: int) -> int:
-        pid = self.actors[engine].pid
-        assert pid is not None
-        return pid
 
     def dead(self) -> list[BaseProcess]:
         """Those that ended though nobody told them to."""
@@ -175,33 +184,14 @@ class Family:
 
     def dead_actors(self) -> list[BaseProcess]:
         """Where its driver has said that one is dead: it may know a moment before this process does."""
-        if not (dead := self._dead_actors()):
+        if not self._dead_actors():
             actors = [*self.actors.values(), *(self.shared.processes if self.shared is not None else [])]
             wait([each.sentinel for each in actors if each.exitcode is None], KNOWN_S)
-            dead = self._dead_actors()
-        return dead
-
-    def kill(self) -> None:
-        """All of it, at once, whatever state it is in."""
-        for process in self.processes:
-            if process.pid is not None and process.exitcode is None:
-                process.kill()
-        self.wait()
+        return self._dead_actors()
 
     def wait(self) -> None:
-        """Until all have ended; who does not, is killed."""
-        for process in self.processes:
-            process.join(timeout=GRACE_S)
-            if process.exitcode is None:
-                if process.pid is not None:
-                    go_on(process.pid)
-                process.kill()
-                process.join(timeout=GRACE_S)
-            GUARD.forget(process.pid)
+        super().wait()
         self.line.close()
-        for left in self.meeting.glob("*"):
-            left.unlink(missing_ok=True)
-        self.meeting.rmdir()
 
 
 def prepare_for(models: Iterable[str]) -> None:
@@ -218,20 +208,14 @@ def stop_outside_of(files: Iterable[Path], pid: int) -> None:
     """It stands still where it is, but for where it has locked one of these files: others would wait for it, and
     whoever lets it go on may be among them. Where it takes long there, it goes on."""
     for _ in range(TRIES):
-        stop(pid)
+        stand(pid, still=True)
         until = time.monotonic() + PAUSE_S
         while not is_stopped(pid) and time.monotonic() < until:
             time.sleep(PAUSE_S / 100)
         if not any(pid in locks.holders(file) for file in files):
             return
-        go_on(pid)
+        stand(pid, still=False)
         time.sleep(PAUSE_S / 10)
-
-
-def guard(process: BaseProcess, beat: Path) -> None:
-    """Ends it where its heartbeat stops."""
-    assert process.pid is not None
-    GUARD.watch(process.pid, beat, silent_s())
 
 
 def how_it_ended(process: BaseProcess) -> str:

@@ -44,7 +44,10 @@ class Parts:
 
     def __init__(self, device: int) -> None:
         self.device = device
-        self.driver = driver_bindings()
+        try:
+            self.driver: Any = importlib.import_module("cuda.bindings.driver")
+        except ImportError:
+            raise NoParts("the package cuda-bindings is not installed") from None
         torch.cuda.init()
         torch.cuda.synchronize(device)  # the device's own context has to be there
         self.handle = self._call("cuDeviceGet", device)
@@ -66,17 +69,13 @@ class Parts:
     def units(self) -> int:
         return len(self.cut)
 
-    def sms(self, units: Sequence[int]) -> int:
-        """How many multiprocessors these units are."""
-        return sum(resource.sm.smCount for resource in self._resources(units))
-
     def stream(self, units: Sequence[int]) -> torch.cuda.Stream:
         """The one whose work stays on these units, which follow each other. All of them: torch's default stream."""
         if len(units) == self.units:
             return torch.cuda.default_stream(self.device)
         key = units[0], len(units)
         if key not in self.streams:
-            resources = self._resources(units)
+            resources = [resource for unit in units for resource in self.cut[unit]]
             described = self._call("cuDevResourceGenerateDesc", resources, len(resources))
             flag = self.driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
             context = self._call("cuGreenCtxCreate", described, self.handle, flag)
@@ -111,9 +110,6 @@ class Parts:
         if free > MUCH:
             return_to_gpu(self.device)
 
-    def _resources(self, units: Sequence[int]) -> list[Any]:
-        return [resource for unit in units for resource in self.cut[unit]]
-
     def _call(self, name: str, *args: Any) -> Any:
         function = getattr(self.driver, name, None)
         if function is None:
@@ -131,13 +127,6 @@ class Parts:
 def parts_of(device: int) -> Parts:
     """This process's only ones, so that whoever moves to the same units finds the graphs that were captured there."""
     return Parts(device)
-
-
-def driver_bindings() -> Any:
-    try:
-        return importlib.import_module("cuda.bindings.driver")
-    except ImportError:
-        raise NoParts("the package cuda-bindings is not installed") from None
 
 
 def quarter_ratio(parts: Parts) -> float:

@@ -6,11 +6,12 @@ import gc
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, field
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jigsawrl import durable, limits, temporary
 from jigsawrl.config import files, text
@@ -26,37 +27,37 @@ from jigsawrl.graph.fits import refuse_what_cannot_fit
 from jigsawrl.graph.hardware import CPU, Hardware
 from jigsawrl.graph.interference import table_of
 from jigsawrl.graph.memory import tokens_at_once
-from jigsawrl.graph.outlook import Outlook
 from jigsawrl.graph.profile import Profile, Workload, load_profile, table_on, write_profile
 from jigsawrl.liveness import Heartbeat, silent_s
 from jigsawrl.model.cpu import make_bfloat16_safe
 from jigsawrl.pipeline.base import base_folder
-from jigsawrl.policies.named import POLICIES
+from jigsawrl.policies.named import policy_of
 from jigsawrl.policies.starts import refuse_what_cannot_fit_apart
 from jigsawrl.runtime.commands import Commands
 from jigsawrl.runtime.control import Control
 from jigsawrl.runtime.family import prepare_for
-from jigsawrl.runtime.layout import Layout, layout_in_pools, layout_of
-from jigsawrl.runtime.learning import first_outlook
+from jigsawrl.runtime.first_outlook import first_outlook
 from jigsawrl.runtime.member import Member
-from jigsawrl.runtime.mind import Mind
 from jigsawrl.runtime.requests import Entry, Requests
 from jigsawrl.runtime.scheduler import Scheduler, Work
-from jigsawrl.runtime.shares import Device, Shares, shares_here
+from jigsawrl.runtime.shares import Device, shares_here
+from jigsawrl.scheduler.core import SchedulerCore
+from jigsawrl.scheduler.layout import Layout, layout_in_pools, layout_of
 from jigsawrl.store import folders, heirs
 from jigsawrl.telemetry.events import EVENTS_FILE, EventLog
 from jigsawrl.telemetry.figures import Summary
+from jigsawrl.telemetry.progress import Progress
 from jigsawrl.telemetry.runreport import RunReport, run_report
+from jigsawrl.telemetry.text import counted
 from jigsawrl.underway import refuse_if_under_way, refuse_inside_another, under_way, wait_until_gone
-
-if TYPE_CHECKING:
-    from jigsawrl.telemetry.progress import Progress
 
 PROFILE = "profile.json"
 MOST_DESCRIBED = 8
 """Pipelines that the line at the start describes."""
 STORE_PART = 0.25
 """Of the machine's memory that states of pipelines may take in the store."""
+_identity = attrgetter("name", "seed", "model", "algorithm.advantage")
+"""What of a run makes the states that it leaves behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,6 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    out: Path
     made: RunReport
     pipelines: tuple[Ended, ...]
     work: Work
@@ -116,53 +116,49 @@ def _run(
     before = mix_in(out) if resume else None
     asked, mix = (Mix(mix_as_started(each.config, before), each.runs) for each in (asked, mix))
     shares = stack.enter_context(shares_here(mix.config.workers, wanted_device(mix)))
-    device, count = kind_of(shares), len(shares.workers)
+    device: Device = "cpu" if shares.device(0) == "cpu" else "cuda"
+    count = len(shares.workers)
     worker = shares.hardware().limited(mix.config.memory)
 
     def started(name: str, config: RunConfig) -> RunConfig:
-        ranks = mix.config.gang
-        return as_started(config, out / name, out / EVENTS_FILE, resume, progress.message, ranks)
+        return as_started(config, out / name, out / EVENTS_FILE, resume, progress.message, mix.config.gang)
 
     configs = {name: started(name, own_config(mix, name, device)) for name in mix.config.pipelines}
-    layouts = Layouts(mix.config)
+    layouts = Layouts(mix.config.workers)
     known = known_before(mix.config.profile)
-    workloads = known.workloads if known else {}
     members = {
-        name: member_of(mix, name, config, out, worker, workloads.get(name), layouts)
+        name: member_of(mix, name, config, out, worker, known.workloads.get(name) if known else None, layouts)
         for name, config in configs.items()
     }
-    refuse([member.outlook for member in members.values()], worker, mix.config)
+    refuse(members.values(), worker, mix.config)
     accepted = stack.enter_context(gone_if_refused(out))
     if bases is not None:
-        take_bases(list(members.values()), bases)
+        take_bases(members.values(), bases)
     durable.replace(out / RESOLVED, text.dump(asked.config.model_dump(mode="json")).encode())
 
-    def admit(name: str, entry: Entry) -> tuple[Member, RunConfig]:
-        return submitted(mix, name, entry, out, worker, device, started, layouts)
-
+    admit = partial(submitted, mix, out, worker, device, started, layouts)
     commands = Commands(Requests(out), members, mix.runs, admit)
     stack.enter_context(Control(out, commands.answer))
     if device == "cpu" and any(config.model.dtype == "bfloat16" for config in configs.values()):
         make_bfloat16_safe()  # once, for all processes
-    policy = POLICIES[mix.config.policy]
+    policy = policy_of(mix.config.policy, mix.config.order)
     progress.message(f"{len(members)} pipelines on {count} workers under {policy.name}; {shares.describe()}")
-    if bases in (None, out):  # otherwise the run that made them has said it
-        for line in remarks(configs.values()):
-            progress.message(line)
-    for line in dict.fromkeys(turns_of(member) for member in members.values()):
-        if line:
-            progress.message(line)
+    # Of bases that another run made, that run has said it.
+    said = remarks(configs.values()) if bases in (None, out) else []
+    for line in [*said, *dict.fromkeys(filter(None, map(turns_of, members.values())))]:
+        progress.message(line)
     progress.opening(f"into {out}: {described_together(list(configs.values()))}")
     left = left_of(members.values()) if resume else []
     folders.remove_abandoned()
     spill = out / "store"
-    budget = store_budget(worker.host_bytes * count)
-    store = folders.make(None, spill, budget, heirs.spilled_to(spill, left))
+    store = folders.make(None, spill, store_budget(worker.host_bytes * count), heirs.spilled_to(spill, left))
     stack.callback(folders.remove, store)  # also where the run ends before its first phase
     folders.read(store)  # as long as this process lives, the store is in use
     stack.callback(Heartbeat(store / folders.BEAT).stop)
     heirs.take_over(store, left)
     accepted()
+    pools = mix.config.pools
+    rollout_workers = pools.rollout if pools else None
     log = EventLog(out / EVENTS_FILE)
     log.emit(
         "resume" if resume else "start",
@@ -171,8 +167,8 @@ def _run(
         pipelines=list(members),
         hardware=asdict(worker),
         units=len(shares.workers[0]),
-        rollout_workers=mix.config.pools.rollout if mix.config.pools else None,
-        layouts={name: member.layout.written() for name, member in members.items()},
+        rollout_workers=rollout_workers,
+        layouts={name: astuple(member.layout) for name, member in members.items()},
         python=platform.python_version(),
     )
     for member in members.values():
@@ -185,11 +181,15 @@ def _run(
         for line in remarks([member.config]):
             progress.message(line)
 
-    table = table_on(worker, known)
-    pools = mix.config.pools
-    first = pools.rollout if pools else None
-    mind = Mind(policy, table, count, worker.device_bytes, len(shares.workers[0]), first)
-    scheduler = Scheduler(members, mind, shares, store, log, progress, resume, commands, welcome)
+    core = SchedulerCore(
+        policy,
+        table_on(worker, known),
+        count,
+        worker.device_bytes,
+        units=len(shares.workers[0]),
+        rollout_workers=rollout_workers,
+    )
+    scheduler = Scheduler(members, core, shares, store, log, progress, resume, commands, welcome)
     gc.freeze()  # what is there by now stays, and need not be looked through again and again
     try:
         scheduler.run()
@@ -200,7 +200,7 @@ def _run(
         folders.remove(store)
     made = run_report(out)
     try:
-        save_what_was_learned(mind, worker, out)
+        save_what_was_learned(core, worker, out)
         made.write()
     except (
         OSError,
@@ -217,7 +217,7 @@ def described_together(configs: Sequence[RunConfig]) -> str:
     return ", ".join(told) + (f", and {more} more" if more else "")
 
 
-def take_bases(members: Sequence[Member], run: Path) -> None:
+def take_bases(members: Iterable[Member], run: Path) -> None:
     """Tiny models are not made anew where another run has made them: they would be the same."""
     for member in members:
         made = base_folder(member.config, run / member.name)
@@ -237,13 +237,7 @@ def goes_on(member: Member) -> bool:
     The same is asked of checkpoints, whose fingerprints say it.
     """
     before = kept_in(member.out)
-    if before is None:
-        return False
-
-    def what(config: RunConfig) -> tuple[object, ...]:
-        return config.name, config.seed, config.model, config.algorithm.advantage
-
-    return what(before) == what(member.config)
+    return before is not None and bool(_identity(before) == _identity(member.config))
 
 
 def store_budget(memory: float) -> int:
@@ -263,10 +257,6 @@ def wanted_device(mix: Mix) -> Device:
     return "cuda" if "cuda" in wanted else "cpu" if wanted == {"cpu"} else "auto"
 
 
-def kind_of(shares: Shares) -> Device:
-    return "cpu" if shares.device(0) == "cpu" else "cuda"
-
-
 def own_config(mix: Mix, name: str, device: Device) -> RunConfig:
     """A pipeline's run file, as one among others."""
     entry = mix.config.pipelines[name]
@@ -277,14 +267,15 @@ def own_config(mix: Mix, name: str, device: Device) -> RunConfig:
         )
     run = mix.runs[name]
     cores = len(os.sched_getaffinity(0))
-    changed = {
-        "name": name,
-        "workers": mix.config.workers,
-        "threads": 1 if run.deterministic else max(1, cores // max(mix.config.workers, mix.config.gang)),
-        "steps": entry.steps or run.steps,
-        "device": device,
-    }
-    return run.model_copy(update=changed)
+    return run.model_copy(
+        update={
+            "name": name,
+            "workers": mix.config.workers,
+            "threads": 1 if run.deterministic else max(1, cores // max(mix.config.workers, mix.config.gang)),
+            "steps": entry.steps or run.steps,
+            "device": device,
+        }
+    )
 
 
 def check_all(mix: Mix) -> dict[str, RunConfig]:
@@ -333,30 +324,32 @@ def write_config(member: Member) -> None:
 def with_submitted(mix: Mix, requests: Requests) -> Mix:
     """The pipelines of the run file, and those that came while it ran."""
     more = {name: entry for name, entry in requests.submitted.items() if name not in mix.config.pipelines}
-    if not more:
-        return mix
-    settings = {name: {k: v for k, v in entry.items() if v is not None} for name, entry in more.items()}
+    return with_entries(mix, more) if more else mix
+
+
+def with_entries(mix: Mix, entries: Mapping[str, Entry]) -> Mix:
+    """Some pipelines and others, whose entries and run files are read; a JigsawError if they cannot be."""
     data = mix.config.model_dump(mode="json")
-    config = checked_mix({**data, "pipelines": {**data["pipelines"], **settings}})
-    runs = {name: run_of(Path(config.pipelines[name].run or "")) for name in more}
+    for name, entry in entries.items():
+        data["pipelines"][name] = {key: value for key, value in entry.items() if value is not None}
+    config = checked_mix(data)
+    runs = {name: run_of(Path(config.pipelines[name].run or "")) for name in entries}
     return Mix(config, {**mix.runs, **runs})
 
 
 def submitted(
     mix: Mix,
-    name: str,
-    entry: Entry,
     out: Path,
     worker: Hardware,
     device: Device,
     started: Callable[[str, RunConfig], RunConfig],
     layouts: Layouts,
+    name: str,
+    entry: Entry,
 ) -> tuple[Member, RunConfig]:
     """A pipeline that comes while others run, and its run file; a JigsawError if it cannot be run."""
-    settings = {key: value for key, value in entry.items() if value is not None}
-    data = {**mix.config.model_dump(mode="json"), "pipelines": {name: settings}}
-    config = checked_mix(data)
-    more = Mix(config, {name: run_of(Path(config.pipelines[name].run or ""))})
+    nothing = Mix(mix.config.model_copy(update={"pipelines": {}}), {})
+    more = with_entries(nothing, {name: entry})
     if (asked := more.runs[name].device) not in ("auto", device):
         are = "cores" if device == "cpu" else "GPUs"
         raise JigsawError(
@@ -365,19 +358,19 @@ def submitted(
     own = started(name, own_config(more, name, device))
     check(own)
     member = member_of(more, name, own, out, worker, None, layouts)
-    refuse([member.outlook], worker, config)
+    refuse([member], worker, more.config)
     return member, more.runs[name]
 
 
-def refuse(outlooks: Sequence[Outlook], worker: Hardware, config: PipelinesConfig) -> None:
+def refuse(members: Collection[Member], worker: Hardware, config: PipelinesConfig) -> None:
     """A JigsawError where the memory cannot hold them."""
     pools = config.pools
     if pools is None:
-        refuse_what_cannot_fit(outlooks, worker, config.workers)
-        return
-    for outlook in outlooks:
-        homes = pools.homes(config.pipelines[outlook.shape.name], ranks=1)
-        refuse_what_cannot_fit_apart(outlook, worker, len(homes.rollout), pools.training)
+        refuse_what_cannot_fit([member.outlook for member in members], worker, config.workers)
+    else:
+        for member in members:
+            engines = len(member.layout.rollout)
+            refuse_what_cannot_fit_apart(member.outlook, worker, engines, pools.training)
 
 
 def known_before(profile: str) -> Profile | None:
@@ -397,19 +390,19 @@ def member_of(
     entry, config = mix.config.pipelines[name], with_tokens_at_once(config, worker)
     pools = mix.config.pools
     homes = pools.homes(entry, config.ranks or pools.training) if pools else None
-    layout = (layouts or Layouts(mix.config)).layout(config, homes)
+    layout = (layouts or Layouts(mix.config.workers)).layout(config, homes)
     outlook = first_outlook(name, config, entry, worker, mix.config.workers, known, layout.ranks_on_each)
     return Member(name, config, out / name, outlook, entry.arrival, layout, homes)
 
 
+@dataclass(slots=True)
 class Layouts:
     """Deals pipelines that have fewer ranks than there are workers out to all of the workers."""
 
-    def __init__(self, config: PipelinesConfig) -> None:
-        self.workers = config.workers
-        self.firsts: dict[str, int] = {}
-        """The worker of the first rank, by pipeline; by model of those that share their actors."""
-        self.next = 0
+    workers: int
+    firsts: dict[str, int] = field(default_factory=dict)
+    """The worker of the first rank, by pipeline; by model of those that share their actors."""
+    next: int = 0
 
     def layout(self, config: RunConfig, homes: Homes | None) -> Layout:
         if homes is not None:
@@ -424,11 +417,12 @@ class Layouts:
 
 def turns_of(member: Member) -> str:
     """A line for people where ranks share a worker; else nothing."""
-    ranks, workers = len(member.layout.gang), len(member.layout.training)
     if member.layout.ranks_on_each == 1:
         return ""
-    where = "1 worker" if workers == 1 else f"{workers} workers"
-    return f"ranks: {ranks} of a pipeline train on {where}: those on one worker take turns"
+    workers = counted(len(member.layout.training), "worker")
+    return (
+        f"ranks: {len(member.layout.gang)} of a pipeline train on {workers}: those on one worker take turns"
+    )
 
 
 def with_tokens_at_once(config: RunConfig, worker: Hardware) -> RunConfig:
@@ -443,16 +437,18 @@ def with_tokens_at_once(config: RunConfig, worker: Hardware) -> RunConfig:
     )
 
 
-def save_what_was_learned(mind: Mind, worker: Hardware, out: Path) -> None:
+def save_what_was_learned(core: SchedulerCore, worker: Hardware, out: Path) -> None:
     """A profile for the next run, and for simulations of this one."""
-    found = {name: thought.learned.workload() for name, thought in mind.thoughts.items()}
-    learned = {name: workload for name, workload in found.items() if workload is not None}
+    learned = {
+        name: workload
+        for name, belief in core.beliefs.items()
+        if (workload := belief.learned.workload()) is not None
+    }
     if learned:
         source = "measured while these pipelines ran, alone and beside each other"
-        table = mind.followed_table()
+        table = core.followed_table()
         own = table if table.learned != table_of(worker.name).learned else None
-        profile = Profile(out.name, source, worker, learned, interference=own)
-        write_profile(profile, out / PROFILE)
+        write_profile(Profile(out.name, source, worker, learned, interference=own), out / PROFILE)
 
 
 def outcome_of(scheduler: Scheduler, made: RunReport) -> Outcome:
@@ -470,4 +466,4 @@ def outcome_of(scheduler: Scheduler, made: RunReport) -> Outcome:
         for member in scheduler.members.values()
         for summary in [log.summaries.get(member.name)]
     )
-    return Outcome(made.folder, made, ended, scheduler.work)
+    return Outcome(made, ended, scheduler.work)

@@ -11,28 +11,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jigsawrl.config.pipelines import Mix
+from jigsawrl.config.settings import RunConfig
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.hardware import DEVICE_PART
 from jigsawrl.graph.interference import LEVELS, Interference, Signature
 from jigsawrl.graph.measured import ALL, Side, crowds, sizes, table_from
 from jigsawrl.graph.profile import load_profile, write_profile
 from jigsawrl.pipeline.base import base_folder
-from jigsawrl.runtime.family import fork_server
-from jigsawrl.runtime.launch import kind_of, own_config, wanted_device
-from jigsawrl.runtime.shares import Gpus, Units, divided, shares_here
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from jigsawrl.config import RunConfig
-    from jigsawrl.config.pipelines import Mix
-    from jigsawrl.pipeline.actor import Actor
+from jigsawrl.runtime.launch import own_config, wanted_device
+from jigsawrl.runtime.shares import Gpus, Units, aside, divided, shares_here
 
 MOST = 4
 """Processes."""
@@ -64,9 +58,8 @@ def add_table(mix: Mix, run: Path, path: Path, say: Callable[[str], None]) -> No
             return
         profile = load_profile(path)
         name, workload = min(profile.workloads.items(), key=lambda each: each[1].model.parameters)
-        config = own_config(mix, name, kind_of(shares))
-        gpu = shares.found[0]
-        room = int(DEVICE_PART * gpu.memory / (STATE * workload.model.parameters + BESIDE))
+        config = own_config(mix, name, "cuda")
+        room = int(DEVICE_PART * shares.found[0].memory / (STATE * workload.model.parameters + BESIDE))
         why = f"no MPS: {shares.without_mps}" if shares.without_mps else ""
         if why or room < 2:
             why = why or f"no two models as large as {name}'s fit on the GPU"
@@ -81,28 +74,25 @@ def measured_table(
     config: RunConfig, base: Path, shares: Gpus, most: int, say: Callable[[str], None]
 ) -> Interference:
     """Of GPU 0, by up to so many processes."""
-    gpu, began = shares.found[0], time.monotonic()
-    until = began + LIMIT_S
+    began = time.monotonic()
     with ExitStack() as ending:
         bench = Bench(config, base, shares, most, ending)
         todo = crowds(most, divisible=len(shares.workers[0]) > 1)
         found: dict[tuple[Side, ...], tuple[float, ...]] = {}
-        for number, crowd in enumerate(todo):
-            if len(crowd) > 2 and time.monotonic() > until:
+        for number, crowd in enumerate(todo, start=1):
+            if len(crowd) > 2 and time.monotonic() - began > LIMIT_S:
                 break
             found[crowd] = bench.speeds(crowd)
-            told = " + ".join(_named(side) for side in crowd)
+            told = " + ".join(
+                kind if level == ALL else f"{kind} on {level} of {LEVELS}" for kind, level in crowd
+            )
             speeds = ", ".join(f"{speed:.2f}" for speed in found[crowd])
-            say(f"{number + 1} of {len(todo)}: {told}: {speeds}")
+            say(f"{number} of {len(todo)}: {told}: {speeds}")
     say(f"measured {len(found)} of {len(todo)} in {time.monotonic() - began:.0f} s")
     batches = "; ".join(f"{kind}: {', '.join(map(str, counts))}" for kind, counts in SEQUENCES.items())
-    source = f"measured on one {gpu.name} with the model of {config.name}, {len(found)} crowds ({batches})"
+    where = f"one {shares.found[0].name} with the model of {config.name}"
+    source = f"measured on {where}, {len(found)} crowds ({batches})"
     return table_from(found, shares.hardware().name, source)
-
-
-def _named(side: Side) -> str:
-    kind, level = side
-    return kind if level == ALL else f"{kind} on {level} of {LEVELS}"
 
 
 class Bench:
@@ -112,22 +102,8 @@ class Bench:
         self.units = shares.workers[0]
         self.alone: dict[tuple[Signature, int], float] = {}
         """By kind and size."""
-        self.pipes: list[Connection] = []
-        context = fork_server()
-        for number in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=work_as_told,
-                args=(theirs, config, base, shares.device(0), dict(shares.environment)),
-                name=f"measures{number}",
-                daemon=True,
-            )
-            process.start()
-            theirs.close()
-            ending.callback(process.join)
-            ending.callback(process.kill)
-            ending.callback(ours.close)
-            self.pipes.append(ours)
+        told = (work_as_told, config, base, shares.device(0), dict(shares.environment))
+        self.pipes = [ending.enter_context(aside(*told, name=f"measures{number}")) for number in range(count)]
         for pipe in self.pipes:
             heard(pipe)
 
@@ -147,7 +123,9 @@ class Bench:
         """All begin when all are ready, and go on until all have measured."""
         pipes = self.pipes[-len(crowd) :]
         for pipe, (kind, level) in zip(pipes, crowd, strict=True):
-            pipe.send((kind, size, self._part(level), len(crowd) > 1))
+            # A training has the last units, beside others that have the first.
+            part = () if level == ALL else divided(self.units, [1 - level / LEVELS, level / LEVELS])[1]
+            pipe.send((kind, size, part, len(crowd) > 1))
         for pipe in pipes:
             heard(pipe)
         for pipe in pipes:
@@ -156,12 +134,6 @@ class Bench:
         for pipe in pipes:
             pipe.send("stop")
         return rates
-
-    def _part(self, level: int) -> Units:
-        """As a training's is: the last units, beside others that have the first."""
-        if level == ALL:
-            return ()
-        return divided(self.units, [1 - level / LEVELS, level / LEVELS])[1]
 
 
 def heard(pipe: Connection) -> Any:
@@ -227,22 +199,16 @@ class Worker:
             }
         )
         trainer = config.trainer.model_copy(update={"micro_batch_tokens": TRAINED})
-        self.config = config.model_copy(update={"rollout": rollout, "trainer": trainer})
-        self.actor: Actor = Actor(self.config, base, device)
-        self.device = device
+        self.actor = Actor(config.model_copy(update={"rollout": rollout, "trainer": trainer}), base, device)
         self.rounds = 0
-        if device.startswith("cuda"):
-            from jigsawrl.runtime.green import parts_of
 
-            self.parts = parts_of(self.actor.device.index or 0)
-
-    @contextmanager
-    def held_to(self, units: Units) -> Iterator[None]:
+    def held_to(self, units: Units) -> AbstractContextManager[None]:
+        """Inside, all that it does stays on these units of its GPU; without any it has all of them."""
         if not units:
-            yield
-            return
-        with self.parts.on(units):
-            yield
+            return nullcontext()
+        from jigsawrl.runtime.green import parts_of
+
+        return parts_of(self.actor.device.index or 0).on(units)
 
     def begin(self, kind: Signature, size: int, in_company: bool) -> Callable[[], None]:
         """Work of a kind, with the batch of this size where there are several."""

@@ -8,10 +8,9 @@ from pathlib import Path
 from jigsawrl.config.pipelines import Homes
 from jigsawrl.config.settings import RunConfig
 from jigsawrl.graph.outlook import Outlook
-from jigsawrl.policies.state import Phase
 from jigsawrl.runtime.family import Family
-from jigsawrl.runtime.layout import Layout
 from jigsawrl.runtime.messages import Counted, Ends
+from jigsawrl.scheduler.layout import Layout
 from jigsawrl.telemetry.events import Substage
 
 RETRIES = 3
@@ -34,8 +33,6 @@ class Member:
     """Where its phases are in pools."""
     family: Family | None = None
     began: bool = False
-    told: tuple[Phase, int] | None = None
-    """Phase and step that its driver was last told to run."""
     loads: bool = False
     """Whether its driver waits for room to set its actors up."""
     done: int = 0

@@ -5,80 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from jigsawrl.policies.state import Phase
-from jigsawrl.telemetry.events import Substage
+from jigsawrl.config.settings import RunConfig
+from jigsawrl.phases.ids import PhaseId, PhaseKind
+from jigsawrl.scheduler.events import (
+    DriverBegan,
+    LoadRequest,
+    Message,
+    PhaseDone,
+    StateAsleep,
+    SubstageChanged,
+)
+from jigsawrl.scheduler.layout import Layout
 
-if TYPE_CHECKING:
-    from jigsawrl.config import RunConfig
-    from jigsawrl.runtime.layout import Layout
-
-
-class Message:
-    """Travels as its fields in a row: what a dataclass does to be pickled takes longer than all the rest."""
-
-    __slots__: tuple[str, ...] = ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple([getattr(self, each) for each in self.__slots__])
-
-
-# From a driver
-
-
-@dataclass(frozen=True, slots=True)
-class Loads(Message):
-    """It could set its actors up: from then on its state is awake."""
-
-
-@dataclass(frozen=True, slots=True)
-class Began(Message):
-    """Its loop is set up; so many steps were made before."""
-
-    steps: int
-    done: int
-
-
-@dataclass(frozen=True, slots=True)
-class At(Message):
-    """An engine is at another sub-stage now, with so many samples; None: it has nothing more to do.
-
-    Engine -1: all actors together, in training.
-    """
-
-    engine: int
-    substage: Substage | None
-    samples: int
-
-
-@dataclass(frozen=True, slots=True)
-class Over(Message):
-    """The phase that ran is over, and the next one could start."""
-
-    phase: Phase
-    step: int
-    busy: tuple[float, ...]
-    """Seconds that each of its actors was at work."""
-    engines: int
-    """That took part."""
-    lengths: tuple[int, ...] = ()
-    """Tokens of a rollout's samples."""
-    turns: float = 1.0
-    """Of a rollout's samples, on the mean."""
-    tool_seconds: float = 0.0
-    """In which no engine of a rollout had anything to do but wait for tools."""
-    went_on: float | None = None
-    """When the next phase began at once, since its permit was there already."""
-    empty: bool = False
-    """A training without anything to train on: what it took says nothing of what trainings take."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asleep(Message):
-    """Its state is in the store, and nowhere else: all of it, or that of the actors of one phase."""
-
-    phase: Phase | None = None
+# From a driver: what the scheduler core hears (`scheduler/events.py`), and
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,24 +61,65 @@ class Ends(Message):
     refused: bool = False
 
 
-FromDriver = Loads | Began | At | Over | Asleep | Made | Counted | Says | Logged | Ends
+FromDriver = (
+    LoadRequest
+    | DriverBegan
+    | SubstageChanged
+    | PhaseDone
+    | StateAsleep
+    | Made
+    | Counted
+    | Says
+    | Logged
+    | Ends
+)
 
 # To a driver
 
 
 @dataclass(frozen=True, slots=True)
-class Go(Message):
-    """The next phase may run, with these of its engines."""
+class Seats(Message):
+    """Where a phase runs."""
 
     engines: tuple[int, ...]
+    """Engines that take part."""
     where: tuple[int, ...]
-    """The worker that each of its actors is on."""
+    """The worker that each of the pipeline's actors is on."""
     threads: tuple[int, ...]
-    """The cores that each of its actors has."""
+    """Cores that each of the pipeline's actors has."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePermit(Message):
+    """A phase may run, and as far as the permit covers them, those that follow it on the same workers."""
+
+    phase: PhaseId
+    seats: Seats
     prompt: bool = True
-    """Whether what its engines are at is to be told at once; else with other news, or soon."""
-    training: Go | None = None
-    """Of the training after a rollout, if that may run too, without asking; so may the next step, for a moment."""
+    """Whether changes of what its engines are at are sent at once; else they may wait for other messages."""
+    training: Seats | None = None
+    """Seats of the training after the permitted rollout, where that is covered."""
+    covers_s: float = 0.0
+    """Seconds from its receipt within which another step may begin as this one did, if its training is covered."""
+
+    def seats_for(self, phase: PhaseId, age_s: float) -> Seats | None:
+        """The seats of a phase that may run at once under a permit this old; None where it does not cover the phase.
+
+        Drivers follow this and decide nothing.
+        """
+        if phase == self.phase:
+            return self.seats
+        if phase.kind == "training":
+            return self.training  # its rollout was covered
+        goes_on = self.training is not None and phase.kind == self.phase.kind
+        return self.seats if goes_on and age_s < self.covers_s else None
+
+
+def following(phase: PhaseId) -> PhaseId:
+    """The phase that a pipeline's loop comes to after this one."""
+    if phase.kind == "rollout":
+        return phase._replace(kind="training")
+    return phase._replace(kind="rollout", index=phase.index + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +136,9 @@ class Load(Message):
 
 @dataclass(frozen=True, slots=True)
 class Sleep(Message):
-    """Its state goes to the store, all of it or that of the actors of one phase; it comes back with the next `Go`."""
+    """Its state, or that of the actors of one phase, goes to the store; it comes back with the next permit."""
 
-    phase: Phase | None = None
+    phase: PhaseKind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +146,7 @@ class Stop(Message):
     """Finish the step, save, end."""
 
 
-ToDriver = Load | Go | Gather | Sleep | Stop
+ToDriver = Load | PhasePermit | Gather | Sleep | Stop
 
 # To shared actors
 

@@ -51,18 +51,16 @@ class Mps:
     """Started at once, or NoMps. Whoever has `environment` before he first uses the GPU is a client."""
 
     def __init__(self) -> None:
-        found = shutil.which(CONTROL)
-        if found is None:
+        self.control = shutil.which(CONTROL) or ""
+        if not self.control:
             raise NoMps(f"{CONTROL} is not installed")
-        self.control = found
         self.folder = Path(tempfile.mkdtemp(prefix="jigsawrl-mps-"))
-        pipe, log = self.folder / "pipe", self.folder / "log"
-        for each in (pipe, log):
-            each.mkdir()
         self.environment: Mapping[str, str] = {
-            "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
-            "CUDA_MPS_LOG_DIRECTORY": str(log),
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.folder / "pipe"),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.folder / "log"),
         }
+        for each in self.environment.values():
+            os.mkdir(each)
         self.keeper = subprocess.Popen(
             ["/bin/sh", "-c", LOOK_AFTER, "sh", self.control, str(self.folder)],
             stdin=subprocess.PIPE,

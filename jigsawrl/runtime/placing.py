@@ -2,88 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
+from jigsawrl.policies.state import Phase
 from jigsawrl.runtime.member import Member
-from jigsawrl.runtime.messages import Go
+from jigsawrl.runtime.messages import PhasePermit, Seats
 from jigsawrl.runtime.shares import Sharer, Shares, Units
-from jigsawrl.runtime.world import World
+from jigsawrl.scheduler.state import SchedulerState
+
+COVERS_S = 1.0
+"""Seconds for which a permit covers further steps where nothing else could be decided: pipelines with phases of
+milliseconds would keep the scheduler busy."""
 
 
-def place(world: World, members: Mapping[str, Member], shares: Shares) -> None:
-    """Actors of paused lanes stand still, and nobody else does."""
-    exact = {name for name, member in members.items() if member.config.deterministic}
-    ways = [ways_of(world, worker, shares, exact) for worker in world.workers]
-    standing: dict[str, set[int]] = {name: set() for name in members}
-    seated: dict[str, set[int]] = {name: set() for name in members}
-    for key, lane in world.lanes.lanes.items():
-        family = members[lane.pipeline].family
-        if family is None:
-            continue
-        for actor, worker in world.seats(lane).items():
-            family.hold(actor, *ways[worker][key])
-            seated[lane.pipeline].add(actor)
-            if lane.paused:
-                standing[lane.pipeline].add(actor)
+def place(state: SchedulerState, members: Mapping[str, Member], shares: Shares) -> None:
+    """Actors get the parts of workers that their lanes have; those of paused lanes are stopped, and no others."""
+    ways = [ways_of(state, worker, members, shares) for worker in state.workers]
     for member in members.values():
-        if member.family is not None and member.name not in world.onward:
-            member.family.keep(seated[member.name])
-        still = standing[member.name]
-        if member.family is not None and member.paused != still:
-            for actor in still - member.paused:
-                member.family.stand(actor)
-            for actor in member.paused - still:
-                member.family.go_on(actor)
-            member.paused = still
+        if member.family is None:
+            continue
+        seated: set[int] = set()
+        still: set[int] = set()
+        for lane in state.lanes_of(state.pipelines[member.name]) if member.name in state.pipelines else ():
+            seats = state.seats(lane)
+            for actor, worker in seats.items():
+                member.family.hold(actor, *ways[worker][lane.id])
+            seated |= seats.keys()
+            if lane.paused:
+                still |= seats.keys()
+        if member.name not in state.covered:
+            member.family.keep(seated)
+        for actor in still ^ member.paused:
+            member.family.stand(actor, actor in still)
+        member.paused = still
 
 
 def ways_of(
-    world: World, worker: int, shares: Shares, exact: Collection[str]
+    state: SchedulerState, worker: int, members: Mapping[str, Member], shares: Shares
 ) -> dict[int, tuple[Units, bool]]:
-    """The units of each lane on a worker, and whether it is to leave room to the others; `exact`: pipelines of which
-    no bit may depend on it."""
-    keys = sorted(world.lanes.on_worker[worker])
-    lanes = [world.lanes.lanes[key] for key in keys]
+    """The units of each lane on a worker, and whether it is to leave room to the others."""
+    lanes = [state.lanes.lanes[key] for key in sorted(state.lanes.on_worker[worker])]
     those = [
         Sharer(
             lane.share,
             rollout=lane.phase == "rollout",
             works=lane.occupies,
             base=lane.base,
-            exact=lane.pipeline in exact,
+            exact=members[lane.pipeline].config.deterministic,
             confined=lane.confined,
         )
         for lane in lanes
     ]
     ways = zip(shares.parts(worker, those), shares.yielding(those), strict=True)
-    return dict(zip(keys, ways, strict=True))
+    return {lane.id: way for lane, way in zip(lanes, ways, strict=True)}
 
 
-def go_for(member: Member, world: World, shares: Shares, prompt: bool) -> Go:
-    """What the driver is told of the phase that may run now; whether it must be prompt in what it tells."""
+def permit_for(
+    member: Member, phase: Phase, state: SchedulerState, shares: Shares, prompt: bool
+) -> PhasePermit:
+    """The permit of a phase that may run now. `prompt`: whether changes of its sub-stages are to be sent at once."""
     assert member.family is not None
-    lanes = [world.lanes.lanes[key] for key in world.pipelines[member.name].lanes]
-    engines = sorted({actor for lane in lanes for actor in world.seats(lane)})
-    seats = {actor: worker for lane in lanes for actor, worker in world.seats(lane).items()}
+    lanes = [state.lanes.lanes[key] for key in phase.lanes]
+    seats = {actor: worker for lane in lanes for actor, worker in state.seats(lane).items()}
     held = {actor: units for actor, (units, _) in member.family.held.items()}
-    lives = world.layouts[member.name].lives
+    lives = state.layouts[member.name].lives
     threads = [shares.threads(held.get(actor, shares.workers[home])) for actor, home in enumerate(lives)]
-    others = None if world.apart else min(seats.values())
+    others = None if state.apart else min(seats.values())
     where = [seats.get(actor, home if others is None else others) for actor, home in enumerate(lives)]
-    return Go(tuple(engines), tuple(where), tuple(threads), prompt, training_after(member, world, shares))
+    own = Seats(tuple(sorted(seats)), tuple(where), tuple(threads))
+    training = training_after(member, state, shares) if phase.kind == "rollout" else None
+    return PhasePermit(phase.id, own, prompt, training, 0.0 if training is None else COVERS_S)
 
 
-def training_after(member: Member, world: World, shares: Shares) -> Go | None:
-    """Of a rollout, where it may follow without asking. Its actors are put there now: those of them that do not
-    generate have nothing else to do."""
-    onward = world.onward.get(member.name)
-    if onward is None:
+def training_after(member: Member, state: SchedulerState, shares: Shares) -> Seats | None:
+    """Seats of the training after a rollout, where the permit covers it. Its actors are put there now: those that do
+    not generate have nothing else to do."""
+    covered = state.covered.get(member.name)
+    if covered is None:
         return None
     assert member.family is not None
-    (place,) = onward[1].places
-    seats = world.layouts[member.name].seats(place)
-    units = {actor: shares.workers[worker] for actor, worker in sorted(seats.items())}
-    for actor, each in units.items():
-        member.family.hold(actor, each)
-    threads = tuple(shares.threads(each) for each in units.values())
-    return Go(tuple(units), tuple(seats[actor] for actor in units), threads, prompt=False)
+    (place,) = covered["training"].places
+    seats = dict(sorted(state.layouts[member.name].seats(place).items()))
+    for actor, worker in seats.items():
+        member.family.hold(actor, shares.workers[worker])
+    threads = tuple(shares.threads(shares.workers[worker]) for worker in seats.values())
+    return Seats(tuple(seats), tuple(seats.values()), threads)

@@ -7,9 +7,10 @@ taken up by --resume. `submitted.json` holds the pipelines, `requests.json` the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from jigsawrl import durable
 from jigsawrl.errors import JigsawError
@@ -26,14 +27,10 @@ class Requests:
     def __init__(self, out: Path) -> None:
         """Those that the run folder has; a JigsawError where they cannot be read."""
         self.out = out
-        self.submitted: dict[str, Entry] = {}
-        found, others = _object(out / SUBMITTED), _object(out / REQUESTS)
-        for name, entry in found.items():
-            if not isinstance(entry, dict):
-                raise _unreadable(out / SUBMITTED, f"{name} has no settings")
-            self.submitted[name] = entry
-        self.cancelled = _names(others, "cancelled", out / REQUESTS)
-        self.paused = _names(others, "paused", out / REQUESTS)
+        self.submitted: dict[str, Entry] = _read(out / SUBMITTED, dict[str, Entry])
+        others: dict[str, list[str]] = _read(out / REQUESTS, dict[str, list[str]])
+        self.cancelled = frozenset(others.get("cancelled", ()))
+        self.paused = frozenset(others.get("paused", ()))
 
     def submit(self, name: str, entry: Entry) -> None:
         entries = {**self.submitted, name: entry}
@@ -50,13 +47,11 @@ class Requests:
         """Neither cancelled nor paused any more."""
         self._save(self.cancelled - {name}, self.paused - {name})
 
-    def _save(self, cancelled: Iterable[str], paused: Iterable[str]) -> None:
-        new = frozenset(cancelled), frozenset(paused)
-        if new == (self.cancelled, self.paused):
-            return
-        content = {"cancelled": sorted(new[0]), "paused": sorted(new[1])}
-        durable.replace(self.out / REQUESTS, json.dumps(content, indent=1).encode())
-        self.cancelled, self.paused = new
+    def _save(self, cancelled: frozenset[str], paused: frozenset[str]) -> None:
+        if (cancelled, paused) != (self.cancelled, self.paused):
+            content = {"cancelled": sorted(cancelled), "paused": sorted(paused)}
+            durable.replace(self.out / REQUESTS, json.dumps(content, indent=1).encode())
+            self.cancelled, self.paused = cancelled, paused
 
 
 def take_back(run: Path, name: str) -> None:
@@ -68,25 +63,15 @@ def take_back(run: Path, name: str) -> None:
         requests.withdraw(name)
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read(path: Path, kind: Any) -> Any:
     """What a file of ours holds; nothing where there is none."""
     try:
-        content = json.loads(read_regular(path, MOST_BYTES))
+        return TypeAdapter(kind).validate_python(json.loads(read_regular(path, MOST_BYTES)))
     except FileNotFoundError:
-        return {}
+        return kind()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        why = ": ".join((*map(str, first["loc"]), first["msg"]))
     except (OSError, ValueError, RecursionError) as error:
-        raise _unreadable(path, str(error)) from None
-    if not isinstance(content, dict):
-        raise _unreadable(path, "it holds no object")
-    return content
-
-
-def _names(content: dict[str, Any], key: str, path: Path) -> frozenset[str]:
-    names = content.get(key, [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _unreadable(path, f"{key} is no list of names")
-    return frozenset(names)
-
-
-def _unreadable(path: Path, why: str) -> JigsawError:
-    return JigsawError(f"{path}: cannot be read ({why}); repair it, or remove it to forget what it holds")
+        why = str(error)
+    raise JigsawError(f"{path}: cannot be read ({why}); repair it, or remove it to forget what it holds")

@@ -20,15 +20,16 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from jigsawrl.config.settings import RunConfig
 from jigsawrl.config.tasks import EpisodeTask
 from jigsawrl.engine.memory import shared_cache_blocks
 from jigsawrl.engine.shared import Member, SharedEngine
@@ -38,16 +39,13 @@ from jigsawrl.model.lora import linears, share_base
 from jigsawrl.model.tokenizer import load_tokenizer
 from jigsawrl.model.transformer import Transformer
 from jigsawrl.pipeline.actor import Actor
-from jigsawrl.pipeline.actor_process import Reports, answer_to, join_the_others, receive, send, told
+from jigsawrl.pipeline.actor_process import Reply, Reports, answer_to, join_the_others, receive, send, told
 from jigsawrl.pipeline.generating import compute_dtype
 from jigsawrl.pipeline.pooled import NoEngine
 from jigsawrl.pipeline.residency import Residency
 from jigsawrl.pipeline.workers import set_up_torch
 from jigsawrl.processes import die_with_parent, ignore_interrupts
 from jigsawrl.runtime.messages import Join, Place, Stand, ToSharedActor
-
-if TYPE_CHECKING:
-    from jigsawrl.config import RunConfig
 
 OF_THE_ENGINE = frozenset(("ready", "abort", "end_rollout", "sync_weights", "sleep", "wake_up"))
 """Methods of an actor that need the engine to stand still."""
@@ -69,8 +67,7 @@ def shared_actor_main(control: Connection, place: Place, settle: Callable[[], bo
     if place.device.startswith("cuda"):
         torch.cuda.set_device(place.device)
     if (ranks := len(place.layout.gang)) > 1:
-        alone = place.layout.ranks_on_each == 1
-        join_the_others(place.device, place.rank, ranks, place.meeting, alone)
+        join_the_others(place.device, place.rank, ranks, place.meeting, alone=place.layout.ranks_on_each == 1)
     house = House(place)
     threading.Thread(target=house.listen, args=(control,), daemon=True).start()
     house.generate(settle)
@@ -82,12 +79,11 @@ class SharingActor(Actor):
     def __init__(self, config: RunConfig, house: House, group: dist.ProcessGroup | None) -> None:
         self.house = house
         super().__init__(config, house.place.base, house.place.device, house.place.rank)
-        self.trainer.optimizer.group = group
-        if self.critic_trainer is not None:
-            self.critic_trainer.optimizer.group = group
+        for optimizer in self.residency.optimizers.values():
+            optimizer.group = group
 
     def _model(self) -> Transformer:
-        return share_base(self.house.base())
+        return share_base(self.house.base)
 
     def _engine(self) -> tuple[RolloutBackend, int]:
         if not self.house.place.layout.rolls_out(self.house.place.rank):
@@ -127,10 +123,16 @@ class Tenant:
     reports: Reports = field(default_factory=Reports)
     sending: threading.Lock = field(default_factory=threading.Lock)
 
-    def send(self, message: tuple[str, Any]) -> None:
+    def send(self, message: Reply) -> None:
         """From any thread. Where the pipeline is gone, its thread notices."""
         with suppress(OSError), self.sending:
             send(self.pipe, message)
+
+    def close(self) -> None:
+        """Its actor gives back what it has."""
+        if self.actor is not None:
+            self.actor.close()
+            self.actor = None
 
 
 class House:
@@ -141,24 +143,22 @@ class House:
         self.tenants: dict[str, Tenant] = {}
         self.turn = threading.Condition()
         """Held by whoever uses the engine."""
-        self.wanting = 0
-        self.counting = threading.Lock()
-        self._base: Transformer | None = None
+        self.wanting: set[int] = set()
+        """Threads that wait for the engine."""
         self._shared: SharedEngine | None = None
         self.training = DeviceStream(place.device)
         """Of all pipelines, in turns: memory that one's gradients took is there for the next one's."""
 
+    @cached_property
     def base(self) -> Transformer:
         """Loaded when the first pipeline has its permit to come."""
-        if self._base is None:
-            config, device = self.place.configs[0], torch.device(self.place.device)
-            dtype = compute_dtype(config, device)
-            self._base = load_model(self.place.base, dtype, device).requires_grad_(False)
-        return self._base
+        device = torch.device(self.place.device)
+        dtype = compute_dtype(self.place.configs[0], device)
+        return load_model(self.place.base, dtype, device).requires_grad_(False)
 
     def engine(self) -> SharedEngine:
         if self._shared is None:
-            base, configs = self.base(), self.place.configs
+            configs, base = self.place.configs, self.base
             rollouts = [config.rollout for config in configs]
             self._shared = SharedEngine(
                 base,
@@ -184,60 +184,58 @@ class House:
             os._exit(1)
 
     def _hear(self, message: ToSharedActor, control: Connection) -> None:
-        if isinstance(message, Join):
-            pipe = Connection(recv_handle(control))
-            group = dist.new_group() if len(self.place.layout.gang) > 1 else None
-            tenant = Tenant(message.config, pipe, group, DeviceStream(self.place.device))
-            threading.Thread(target=self._serve, args=(tenant,), daemon=True).start()
-        else:
-            self._stand(message)
-
-    def _stand(self, message: Stand) -> None:
-        with self.visit():
-            tenant = self.tenants.get(message.pipeline)
-            if tenant is not None and tenant.actor is not None:
-                engine = tenant.actor.engine
-                if isinstance(engine, Member):
-                    engine.pause() if message.still else engine.go_on()
+        match message:
+            case Join(config):
+                pipe = Connection(recv_handle(control))
+                group = dist.new_group() if len(self.place.layout.gang) > 1 else None
+                tenant = Tenant(config, pipe, group, DeviceStream(self.place.device))
+                threading.Thread(target=self._serve, args=(tenant,), daemon=True).start()
+            case Stand(pipeline, still):
+                with self.visit():
+                    match self.tenants.get(pipeline):
+                        case Tenant(actor=SharingActor(engine=Member() as engine)):
+                            engine.pause() if still else engine.go_on()
 
     def _serve(self, tenant: Tenant) -> None:
         """A pipeline's thread: does as it is told until the pipe closes."""
         with tenant.pipe:
             with suppress(EOFError, ConnectionResetError):
                 while True:
-                    kind, what, args = receive(tenant.pipe)
-                    if kind == "request":
-                        kind, what, args = self._take_in(tenant, what)
-                    if kind == "call":
+                    id, what, args = receive(tenant.pipe)
+                    if id is None:
+                        id, what, args = self._take_in(tenant, what)
+                    if id is not None:
                         turn = self.visit() if what in OF_THE_ENGINE else nullcontext()
                         stream = self.training if what in OF_TRAINING else tenant.stream
                         with turn, stream.used():
-                            answer = answer_to(partial(self._perform, tenant), what, args)
+                            answer = answer_to(partial(self._perform, tenant), id, what, args)
                         tenant.send(answer)
-            self._leave(tenant)
+            with self.visit():
+                if self.tenants.get(tenant.config.name) is tenant:
+                    del self.tenants[tenant.config.name]
+                tenant.close()
             if tenant.group is not None and dist.get_backend(tenant.group) == "gloo":
                 dist.destroy_process_group(tenant.group)  # else its sockets and threads stay
                 tenant.group = None
             gc.collect()  # the actor is part of cycles, and has the group and its own memory until they are found
 
-    def _take_in(self, tenant: Tenant, request: Any) -> tuple[str, Any, Any]:
+    def _take_in(self, tenant: Tenant, request: Any) -> tuple[int | None, Any, Any]:
         """A request, and all that have come behind it, between the same two passes: prompts that came in one by one
         would be read one by one, and everybody's samples would wait for each. Returns the message after them, if one
         is there."""
         with self.visit():
             self._request(tenant, request)
             while tenant.pipe.poll():
-                kind, what, args = receive(tenant.pipe)
-                if kind != "request":
-                    return kind, what, args
+                id, what, args = receive(tenant.pipe)
+                if id is not None:
+                    return id, what, args
                 self._request(tenant, what)
-        return "", None, ()
+        return None, None, ()
 
     def _perform(self, tenant: Tenant, method: str, args: tuple[Any, ...]) -> Any:
         if method == "ready":
-            before = self.tenants.get(tenant.config.name)
-            if before is not None:  # whoever it was before it came back
-                self._close(before)
+            if tenant.config.name in self.tenants:  # whoever it was before it came back
+                self.tenants.pop(tenant.config.name).close()
             self.tenants[tenant.config.name] = tenant
             tenant.actor = SharingActor(tenant.config, self, tenant.group)
             return None
@@ -251,31 +249,19 @@ class House:
             tenant.actor.engine.add_request(request)
             tenant.running += len(request.keys)
         except Exception as error:
-            tenant.send(("failed", told(error)))
-
-    def _leave(self, tenant: Tenant) -> None:
-        with self.visit():
-            if self.tenants.get(tenant.config.name) is tenant:
-                self._close(tenant)
-
-    def _close(self, tenant: Tenant) -> None:
-        del self.tenants[tenant.config.name]
-        if tenant.actor is not None:
-            tenant.actor.close()
-            tenant.actor = None
+            tenant.send(("failed", None, told(error)))
 
     # The engine
 
     @contextmanager
     def visit(self) -> Iterator[None]:
         """The engine's turn ends soon, and whoever is inside has it."""
-        with self.counting:
-            self.wanting += 1
+        thread = threading.get_ident()
+        self.wanting.add(thread)
         if self._shared is not None:
             self._shared.nudge()
         with self.turn:
-            with self.counting:
-                self.wanting -= 1
+            self.wanting.discard(thread)
             try:
                 yield
             finally:
@@ -292,7 +278,7 @@ class House:
                     ended = self._pass(self._shared)
                 except Exception as error:
                     for tenant in self.tenants.values():
-                        tenant.send(("failed", told(error)))
+                        tenant.send(("failed", None, told(error)))
                     os._exit(1)
                 tenants = list(self.tenants.values())
             for tenant in tenants:
@@ -319,7 +305,7 @@ class House:
 
     def _tell(self, tenant: Tenant, ended: list[SampleOutput]) -> None:
         if ended:
-            tenant.send(("outputs", ended))
+            tenant.send(("outputs", None, ended))
         actor = tenant.actor
         if tenant.running and actor is not None and time.monotonic() >= tenant.reports.due:
             tenant.reports.make(tenant.send, actor.engine)

@@ -21,13 +21,13 @@ import ctypes
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.cpu import cpu_worker
@@ -72,56 +72,23 @@ class Sharer:
     """Whether it is a rollout that keeps to half of the worker."""
 
 
-class Shares(Protocol):
-    """A machine's workers, and the means to divide them."""
-
-    @property
-    def workers(self) -> Sequence[Units]:
-        """All units of each."""
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """What an actor needs in its environment before it first uses its device."""
-
-    def device(self, worker: int) -> str:
-        """Of an actor on this worker, as torch names it."""
-
-    def parts(self, worker: int, those: Sequence[Sharer]) -> list[Units]:
-        """The units of each of those on a worker."""
-
-    def yielding(self, those: Sequence[Sharer]) -> list[bool]:
-        """Who of those on a worker is to leave room to the others."""
-
-    def give(self, units: Units, pid: int, note: Path, yields: bool) -> None:
-        """An actor has these from now on, and leaves room to others if it is to. `note` is what it looks at, where
-        nobody else can hold it to them."""
-
-    def broken(self) -> bool:
-        """Whether all who are there have to end, for the mistake of one, before anybody can use a worker again."""
-
-    def threads(self, units: Units) -> int:
-        """Of an actor with these units."""
-
-    def hardware(self) -> Hardware:
-        """A worker in numbers, for plans."""
-
-    def describe(self) -> str:
-        """One sentence: what a worker is, what a share is, and what is missing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Cores:
     """Sets of cores; the kernel holds every process to those that it is given."""
 
     workers: Sequence[Units]
+    """All units of each."""
     environment: Mapping[str, str]
+    """What an actor needs in its environment before it first uses its device."""
     note: str = ""
     """Why a GPU is not used, where somebody might wonder."""
 
     def device(self, worker: int) -> str:
+        """Of an actor on this worker, as torch names it."""
         return "cpu"
 
     def parts(self, worker: int, those: Sequence[Sharer]) -> list[Units]:
+        """The units of each of those on a worker."""
         cores = self.workers[worker]
         before = [0.0, *accumulate(each.share for each in those)]
         return [
@@ -130,23 +97,29 @@ class Cores:
         ]
 
     def yielding(self, those: Sequence[Sharer]) -> list[bool]:
+        """Who of those on a worker is to leave room to the others: nobody, as each has cores of its own."""
         return [False] * len(those)
 
     def give(self, units: Units, pid: int, note: Path, yields: bool) -> None:
+        """An actor has these from now on, and leaves room to others if it is to. `note` is what it looks at, where
+        nobody else can hold it to them."""
         pin(pid, units)
 
     def broken(self) -> bool:
+        """Whether all who are there have to end, for the mistake of one, before anybody can use a worker again."""
         return False
 
     def threads(self, units: Units) -> int:
+        """Of an actor with these units."""
         return len(units)
 
     def hardware(self) -> Hardware:
+        """A worker in numbers, for plans."""
         return cpu_worker(len(self.workers[0]), len(self.workers))
 
     def describe(self) -> str:
-        size = len(self.workers[0])
-        said = f"a worker is {size} of this machine's cores, a share is a number of them"
+        """One sentence: what a worker is, what a share is, and what is missing."""
+        said = f"a worker is {len(self.workers[0])} of this machine's cores, a share is a number of them"
         return f"{said} ({self.note})" if self.note else said
 
 
@@ -170,7 +143,8 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """Whole GPUs; an actor looks at its note before each thing it does, and works on the units written there."""
+    """Whole GPUs; an actor looks at its note before each thing it does, and works on the units written there. What
+    can be asked of them is what can be asked of `Cores`."""
 
     found: Sequence[Gpu]
     environment: Mapping[str, str]
@@ -252,6 +226,10 @@ class Gpus:
         return f"; others have {gpu.taken / 1e9:.0f} GB of its memory, and memory: {left:.0f} would leave it to them"
 
 
+Shares = Cores | Gpus
+"""A machine's workers, and the means to divide them."""
+
+
 def half(units: Units) -> Units:
     """What a confined rollout keeps to."""
     return units[: max(1, len(units) // 2)]
@@ -266,16 +244,16 @@ def divided(units: Units, shares: Sequence[float]) -> list[Units]:
     """
     count, many = len(units), len(shares)
     order = sorted(range(many), key=lambda which: shares[which])
-    ends = list(accumulate(shares[which] for which in order))
-    parts: dict[int, Units] = {}
+    ends = dict(zip(order, accumulate(shares[which] for which in order), strict=True))
     if sum(shares) > 1 + ROUNDING or many > count:
-        for which, end in zip(order, ends, strict=True):
-            parts[which] = part_of(units, shares[which], round((end - shares[which]) * count))
-    else:
-        start = 0
-        for place, (which, end) in enumerate(zip(order, ends, strict=True), start=1):
-            cut = min(max(start + 1, round(end * count)), count - (many - place))
-            parts[which], start = units[start:cut], cut
+        return [
+            part_of(units, share, round((ends[which] - share) * count)) for which, share in enumerate(shares)
+        ]
+    parts: dict[int, Units] = {}
+    start = 0
+    for place, which in enumerate(order, start=1):
+        cut = min(max(start + 1, round(ends[which] * count)), count - (many - place))
+        parts[which], start = units[start:cut], cut
     return [parts[which] for which in range(many)]
 
 
@@ -287,15 +265,14 @@ def shares_here(workers: int, device: Device) -> Iterator[Shares]:
         return
     with ExitStack() as ending:
         try:
-            gpus = _gpus(workers, ending)
+            found: Shares = _gpus(workers, ending)
         except NoGpu as error:
             if device == "cuda":
                 raise JigsawError(
                     f"device: cuda is asked for, but {error}; set device: cpu or auto"
                 ) from None
-            yield Cores(split_cores(workers), {}, f"no GPU is used: {error}")
-            return
-        yield gpus
+            found = Cores(split_cores(workers), {}, f"no GPU is used: {error}")
+        yield found
 
 
 class NoGpu(Exception):
@@ -337,21 +314,29 @@ def _enough(found: Sequence[Gpu], workers: int) -> Sequence[Gpu]:
     return found[:workers]
 
 
-def look(environment: Mapping[str, str]) -> list[Gpu]:
-    """The GPUs, seen by a process with this environment: this one never touches them."""
+@contextmanager
+def aside(main: Callable[..., None], *args: Any, name: str) -> Iterator[Connection]:
+    """The pipe to a process, its first argument, that is there while this is open. This one touches no GPU."""
     context = fork_server()
-    ours, theirs = context.Pipe(duplex=False)
-    looking = context.Process(target=looks, args=(theirs, dict(environment)), name="looks", daemon=True)
-    looking.start()
+    ours, theirs = context.Pipe()
+    process = context.Process(target=main, args=(theirs, *args), name=name, daemon=True)
+    process.start()
     theirs.close()
     try:
-        answer: list[Gpu] | str = ours.recv() if ours.poll(PATIENCE_S) else "it does not answer"
-    except EOFError:
-        answer = "whoever looked at it died"
+        yield ours
     finally:
-        looking.kill()
-        looking.join(PATIENCE_S)
+        process.kill()
+        process.join(PATIENCE_S)
         ours.close()
+
+
+def look(environment: Mapping[str, str]) -> list[Gpu]:
+    """The GPUs, seen by a process with this environment."""
+    with aside(looks, dict(environment), name="looks") as pipe:
+        try:
+            answer: list[Gpu] | str = pipe.recv() if pipe.poll(PATIENCE_S) else "it does not answer"
+        except EOFError:
+            answer = "whoever looked at it died"
     if isinstance(answer, str):
         raise NoGpu(answer)
     return answer
@@ -362,15 +347,11 @@ def looks(pipe: Connection, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     import torch
 
-    if not torch.cuda.is_available():
-        pipe.send("torch sees no GPU")
-        return
     try:
-        found = [_seen(device) for device in range(torch.cuda.device_count())]
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        pipe.send([_seen(device) for device in range(count)] or "torch sees no GPU")
     except RuntimeError as error:
         pipe.send(str(error).splitlines()[0])
-        return
-    pipe.send(found)
 
 
 def _seen(device: int) -> Gpu:
@@ -397,11 +378,8 @@ NOTE = struct.Struct("=HHI")
 
 def write_note(note: Path, units: Units, yields: bool = False) -> None:
     """No units stand for all."""
-    file = os.open(note, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        os.pwrite(file, NOTE.pack(units[0] if units else 0, len(units), yields), 0)
-    finally:
-        os.close(file)
+    with os.fdopen(os.open(note, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+        file.write(NOTE.pack(units[0] if units else 0, len(units), yields))
 
 
 PAYS = 1.5
@@ -414,12 +392,9 @@ class Follower:
     its decode steps are to leave room to others."""
 
     def __init__(self, note: Path, device: int) -> None:
-        file = os.open(note, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            os.ftruncate(file, NOTE.size)
-            self.page = mmap.mmap(file, NOTE.size, access=mmap.ACCESS_READ)
-        finally:
-            os.close(file)
+        with os.fdopen(os.open(note, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+            file.truncate(NOTE.size)
+            self.page = mmap.mmap(file.fileno(), NOTE.size, access=mmap.ACCESS_READ)
         self.device = device
         self.at = 0, 0
         """The first unit that it is on, and how many; as in its note."""
@@ -439,10 +414,8 @@ class Follower:
 
     def where_it_pays(self) -> None:
         """Between the micro-batches of one call."""
-        first, count, _ = NOTE.unpack(self.page[:])
-        if (first, count) == self.at:
-            return
         if self.parts is not None:
+            _, count, _ = NOTE.unpack(self.page[:])
             now, then = self.at[1] or self.parts.units, count or self.parts.units
             if max(now, then) < PAYS * min(now, then):
                 return

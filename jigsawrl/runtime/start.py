@@ -1,36 +1,68 @@
-"""Where forked processes begin: light to import, so that whoever starts them needs no torch."""
+"""Where forked processes begin: light to import, so that whoever starts them needs no torch.
+
+They show that they are alive from the start. The scheduler guards drivers and actors (`liveness.Guard`). Each driver
+watches the scheduler: where that stands still for ever, nothing else would end the run.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from jigsawrl.config.pipelines import Homes
+from jigsawrl.config.settings import RunConfig
+from jigsawrl.liveness import Watched, was_silent
 from jigsawrl.processes import show_alive, show_as
-from jigsawrl.runtime.alive import Alive
+from jigsawrl.runtime.messages import Place
+from jigsawrl.scheduler.layout import Layout
 
-if TYPE_CHECKING:
-    from jigsawrl.config import RunConfig
-    from jigsawrl.runtime.layout import Layout
-    from jigsawrl.runtime.messages import Place
+SCHEDULER = "the scheduler"
+"""What begins the line with which a driver ends it."""
+
+
+def show_alive_and_watch(beat: Path, scheduler: int, scheduler_beat: Path, limit_s: float) -> None:
+    """A driver beats from now on, and watches the scheduler, a process with this pid and this heartbeat."""
+    try:
+        handle = os.pidfd_open(scheduler)
+    except ProcessLookupError:
+        os._exit(1)
+    watched = Watched(scheduler_beat, limit_s, pid=scheduler)
+
+    def look() -> None:
+        if watched.is_silent():
+            said = was_silent(f"{SCHEDULER} (process {scheduler})", limit_s)
+            with suppress(OSError, ValueError):
+                print(f"jigsaw: {said}; go on with --resume", file=sys.stderr, flush=True)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os._exit(1)
+
+    show_alive(beat, look)
 
 
 def start_driver(
+    beat: Path,
+    scheduler: int,
+    scheduler_beat: Path,
+    limit_s: float,
     line: Connection,
     actors: Sequence[Connection],
     config: RunConfig,
     out: Path,
     resume: bool,
     store: Path,
-    alive: Alive,
+    homes: Homes | None,
 ) -> None:
-    alive.begin()
-    from jigsawrl.runtime.driver import Assignment, driver_main
+    show_alive_and_watch(beat, scheduler, scheduler_beat, limit_s)
+    from jigsawrl.runtime.driver import driver_main
 
     show_as(f"driver:{config.name}")
-    driver_main(line, actors, Assignment(config, out, resume, store))
+    driver_main(line, actors, config, out, resume, store, homes)
 
 
 def start_actor(
@@ -38,31 +70,35 @@ def start_actor(
     config: RunConfig,
     base: Path,
     device: str,
-    rank: int,
+    number: int,
     layout: Layout,
     meeting: str,
     environment: Mapping[str, str],
     note: Path,
     beat: Path,
 ) -> None:
-    show_alive(beat)
-    settle_in(environment, device)
+    """An actor that trains is one of a gang and has its rank there; one that only rolls out is by itself."""
+    settle_in(beat, environment, device)
     from jigsawrl.pipeline.actor import Actor
     from jigsawrl.pipeline.actor_process import actor_main
-    from jigsawrl.pipeline.pooled import TrainingActor
+    from jigsawrl.pipeline.pooled import RolloutActor, TrainingActor
 
-    show_as(f"actor{rank}:{config.name}")
-    ways = following(note, device, layout.lives[rank], config.thread_limit)
-    make, alone = Actor if layout.rolls_out(rank) else TrainingActor, layout.ranks_on_each == 1
-    place = (device, rank, len(layout.gang), meeting)
-    actor_main(pipe, config, base, *place, *ways, says_what_runs=True, make=make, alone=alone)
+    show_as(f"actor{number}:{config.name}")
+    ways = following(note, device, layout.lives[number], config.thread_limit)
+    if number in layout.gang:
+        make = Actor if layout.rolls_out(number) else TrainingActor
+        place = (device, layout.gang.index(number), len(layout.gang), meeting)
+        alone = layout.ranks_on_each == 1
+        actor_main(pipe, config, base, *place, *ways, says_what_runs=True, make=make, alone=alone)
+    else:
+        place = (device, layout.rollout.index(number), 1, meeting)
+        actor_main(pipe, config, base, *place, *ways, says_what_runs=True, make=RolloutActor)
 
 
 def start_shared_actor(
     control: Connection, place: Place, environment: Mapping[str, str], note: Path, beat: Path
 ) -> None:
-    show_alive(beat)
-    settle_in(environment, place.device)
+    settle_in(beat, environment, place.device)
     from jigsawrl.runtime.shared_actor import shared_actor_main
 
     show_as(f"actor{place.rank}:{place.base.name}")
@@ -70,8 +106,9 @@ def start_shared_actor(
     shared_actor_main(control, place, settle)
 
 
-def settle_in(environment: Mapping[str, str], device: str) -> None:
-    """Before an actor first uses its device."""
+def settle_in(beat: Path, environment: Mapping[str, str], device: str) -> None:
+    """An actor shows from now on that it is alive, and may use its device."""
+    show_alive(beat)
     os.environ.update(environment)
     if device.startswith("cuda"):
         from jigsawrl.runtime.mps import wait_to_be_taken

@@ -3,166 +3,103 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean
+from dataclasses import asdict, replace
 from typing import Any
 
-from jigsawrl.policies.named import POLICIES
+from jigsawrl.graph.profile import table_on
+from jigsawrl.policies.named import policy_of
 from jigsawrl.simulator.from_config import Scene
 from jigsawrl.simulator.jobs import Job
 from jigsawrl.simulator.simulation import Outcome, Simulation
-from jigsawrl.telemetry.figures import Life, summarize
-from jigsawrl.telemetry.report import Report, report
-from jigsawrl.telemetry.timeline import Span, read_spans
+from jigsawrl.telemetry.comparison import Comparison, Fate, Side
+from jigsawrl.telemetry.logreader import log_of
+from jigsawrl.telemetry.runreport import report_on
 
 
-@dataclass(frozen=True, slots=True)
-class Fate:
-    """What became of one pipeline."""
-
-    seconds: float
-    """From its arrival until it was done."""
-    alone: float
-    """The same with all workers for itself."""
-    tokens: float
-    max_slowdown: float | None
-    deadline: float | None
-
-    @property
-    def slowdown(self) -> float:
-        return self.seconds / self.alone if self.alone > 0 else 1.0
-
-    @property
-    def kept(self) -> bool | None:
-        """Whether what was asked for it was held; None where nothing was asked."""
-        if self.max_slowdown is None and self.deadline is None:
-            return None
-        in_time = self.deadline is None or self.seconds <= self.deadline
-        return in_time and (self.max_slowdown is None or self.slowdown <= self.max_slowdown)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "seconds": self.seconds,
-            "alone_seconds": self.alone,
-            "slowdown": self.slowdown,
-            "tokens": self.tokens,
-            "max_slowdown": self.max_slowdown,
-            "deadline": self.deadline,
-            "kept": self.kept,
+def described(scene: Scene) -> dict[str, Any]:
+    """What is simulated, and where its figures come from."""
+    pipelines = {
+        job.shape.name: {
+            "model": job.shape.model.name,
+            "steps": job.shape.steps,
+            "sequences": job.shape.sequences,
+            "tp": job.shape.tp,
+            "arrival": job.shape.arrival,
+            "priority": job.shape.priority,
+            "figures": asdict(origin),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """A scene under one policy."""
-
-    scene: Scene
-    policy: str
-    outcome: Outcome
-    spans: list[Span]
-    report: Report
-    fates: Mapping[str, Fate]
-
-    @property
-    def seconds(self) -> float:
-        return self.outcome.seconds
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.report.tokens_per_second or 0.0
-
-    @property
-    def mean_slowdown(self) -> float:
-        return fmean(fate.slowdown for fate in self.fates.values())
-
-    @property
-    def worst_slowdown(self) -> float:
-        return max(fate.slowdown for fate in self.fates.values())
-
-    def bubbles(self) -> dict[str, float]:
-        """Parts of all worker time, by cause."""
-        whole = self.report.worker_seconds
-        return {cause: lost / whole if whole else 0.0 for cause, lost in self.report.bubbles.items()}
-
-    def summary(self) -> dict[str, Any]:
-        return {
-            "policy": self.policy,
-            "seconds": self.seconds,
-            "tokens_per_second": self.tokens_per_second,
-            "busy_fraction": self.report.busy_fraction,
-            "mean_slowdown": self.mean_slowdown,
-            "worst_slowdown": self.worst_slowdown,
-            "bubbles": self.bubbles(),
-            "pipelines": {name: fate.as_dict() for name, fate in self.fates.items()},
-        }
+        for job, origin in zip(scene.jobs, scene.origins, strict=True)
+    }
+    return {
+        "name": scene.config.name,
+        "simulated": True,
+        "seed": scene.config.seed,
+        "workers": scene.config.workers,
+        "hardware": scene.hardware.name,
+        "profile": scene.profile.name,
+        "scene": pipelines,
+    }
 
 
 def alone_seconds(scene: Scene) -> dict[str, float]:
     """How long each pipeline takes with all workers for itself."""
-    times = {}
-    for job in scene.jobs:
-        early = replace(job, shape=replace(job.shape, arrival=0.0))
-        times[job.shape.name] = _run(scene, "serial", [early]).seconds
-    return times
+    at_once = [replace(job, shape=replace(job.shape, arrival=0.0)) for job in scene.jobs]
+    return {job.shape.name: _run(scene, "serial", [job]).seconds for job in at_once}
 
 
-def vs_serial(run: Simulated, serial: float) -> float:
-    """Throughput: the work is the same, so it is the ratio of the times."""
-    return serial / run.seconds if run.seconds > 0 else 1.0
-
-
-def simulate(scene: Scene, policy: str, alone: Mapping[str, float]) -> Simulated:
+def simulate(scene: Scene, policy: str, alone: Mapping[str, float]) -> Side:
     outcome = _run(scene, policy, scene.jobs)
-    spans = read_spans(outcome.log)
-    lives = {
-        job.shape.name: Life(job.shape.arrival, job.shape.arrival + outcome.finished[job.shape.name])
-        for job in scene.jobs
-    }
+    events = _events(scene, policy, outcome)
+    log = log_of(events, scene.config.name)
     fates = {
-        job.shape.name: Fate(
-            outcome.finished[job.shape.name],
-            alone[job.shape.name],
-            outcome.tokens[job.shape.name],
-            job.shape.max_slowdown,
-            job.shape.deadline,
+        shape.name: Fate(
+            ended="finished",
+            reason="",
+            steps=shape.steps,
+            seconds=outcome.finished[shape.name],
+            alone=alone[shape.name],
+            tokens=log.summaries[shape.name].tokens,
+            max_slowdown=shape.max_slowdown,
+            deadline=shape.deadline,
         )
-        for job in scene.jobs
+        for shape in (job.shape for job in scene.jobs)
     }
-    steps = [event for event in outcome.log if event["event"] == "step"]
-    tokens = {name: [e["tokens"] for e in steps if e["pipeline"] == name] for name in lives}
-    summaries = {
-        name: summarize([{"perf/tokens": of_step} for of_step in tokens[name]], life.seconds)
-        for name, life in lives.items()
-    }
-    figures = report(spans, scene.workers, start=0.0, end=outcome.seconds, lives=lives, summaries=summaries)
-    return Simulated(scene, policy, outcome, spans, figures, fates)
+    return Side(policy, log, report_on(log), fates, events)
+
+
+def _events(scene: Scene, policy: str, outcome: Outcome) -> list[dict[str, Any]]:
+    """The event log that a real run would have left."""
+    start = {"t": 0.0, "event": "start", **described(scene), "policy": policy}
+    ends = [
+        {
+            "t": shape.arrival + outcome.finished[shape.name],
+            "event": "finished",
+            "pipeline": shape.name,
+            "step": shape.steps,
+        }
+        for shape in (job.shape for job in scene.jobs)
+    ]
+    return [start, *outcome.log, *ends]
 
 
 def _run(scene: Scene, policy: str, jobs: Sequence[Job]) -> Outcome:
-    hardware, workers, table = scene.hardware, scene.workers, scene.table
-    first = scene.rollout_workers
+    config, first = scene.config, scene.rollout_workers
+    under, table = policy_of(policy, config.order), table_on(scene.hardware, scene.profile)
     return Simulation(
-        POLICIES[policy], jobs, hardware, workers, table, seed=scene.seed, rollout_workers=first
+        under, jobs, scene.hardware, config.workers, table, seed=config.seed, rollout_workers=first
     ).run()
 
 
 def compared(
     scene: Scene, policies: Sequence[str], say: Callable[[str], None] = lambda text: None
-) -> tuple[list[Simulated], float]:
-    """The scene under each policy, and how long it takes under `serial`, which everything is held against."""
+) -> Comparison:
+    """The scene under each policy, held against `serial`, whether or not that is among them."""
     say("each pipeline alone")
     alone = alone_seconds(scene)
-    runs = []
-    for policy in policies:
+    runs = {}
+    for policy in dict.fromkeys((*policies, "serial")):
         say(policy)
-        runs.append(simulate(scene, policy, alone))
-    serial = next((run.seconds for run in runs if run.policy == "serial"), None)
-    if serial is None:
-        say("serial")
-        serial = _run(scene, "serial", scene.jobs).seconds
-    return runs, serial
-
-
-def best_of(runs: Sequence[Simulated]) -> Simulated:
-    """The one that is done first; of those, the one that is fairest."""
-    return min(runs, key=lambda run: (round(run.seconds, 6), run.mean_slowdown))
+        runs[policy] = simulate(scene, policy, alone)
+    return Comparison(
+        scene.config.name, scene.config.workers, runs["serial"], [runs[policy] for policy in policies]
+    )

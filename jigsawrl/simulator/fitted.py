@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from jigsawrl.graph.fit import work_of
 from jigsawrl.graph.predict import stage_seconds
 from jigsawrl.graph.profile import Profile, Workload
 from jigsawrl.graph.traces import Trace
@@ -78,7 +77,7 @@ def believed(trace: Trace, hardware: str, hardware_told: bool) -> str:
 def _judge(trace: Trace, workload: Workload, hardware_told: bool) -> Fitted:
     pairs: dict[str, list[tuple[float, float]]] = {}
     for step in trace.steps:
-        fitted = stage_seconds(workload.costs, work_of(trace, step))
+        fitted = stage_seconds(workload.costs, trace, step)
         for stage, parts in STAGES.items():
             told = [part for part in parts if getattr(step, part) is not None]
             logged = sum(getattr(step, part) for part in told)

@@ -9,11 +9,10 @@ a run file of its own     its shape from the file and the model's config.json. L
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -24,13 +23,11 @@ from jigsawrl.config.shapes import MEDIAN, SPREAD, model_shape, pipeline_shape, 
 from jigsawrl.config.tasks import ArithmeticTask, CalculatorTask
 from jigsawrl.errors import JigsawError
 from jigsawrl.graph.cost import Costs
-from jigsawrl.graph.forecast import Forecast
+from jigsawrl.graph.forecast import Floats, Forecast
 from jigsawrl.graph.hardware import HARDWARE, Hardware, hardware_named
-from jigsawrl.graph.interference import Interference
-from jigsawrl.graph.profile import LEVELS, Profile, Workload, builtin_profiles, load_profile, table_on
-from jigsawrl.graph.shape import ModelShape, PipelineShape
-from jigsawrl.simulator.jobs import Floats, Job
-from jigsawrl.simulator.setup import job_of, refuse_jobs
+from jigsawrl.graph.profile import Profile, Workload, builtin_profiles, load_profile
+from jigsawrl.graph.shape import ModelShape, PipelineShape, turns_with_waits
+from jigsawrl.simulator.jobs import Job, job_of, refuse_jobs, sampled_lengths
 
 STEPS = 10
 """Of a workload, if nothing says more."""
@@ -50,9 +47,6 @@ class Figure:
     kind: Kind
     source: str
 
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.source}"
-
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -63,26 +57,22 @@ class Origin:
     notes: tuple[str, ...] = ()
     """What else was assumed."""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Scene:
     """Everything that a simulation needs, whatever the policy."""
 
-    name: str
-    seed: int
+    config: PipelinesConfig
     hardware: Hardware
-    workers: int
-    table: Interference
-    """How those who share a worker get along."""
-    profile: str
+    profile: Profile
     jobs: tuple[Job, ...]
     origins: tuple[Origin, ...]
     """Of each job."""
-    rollout_workers: int | None = None
-    """The first ones, that only roll out while the others only train; None: all do both."""
+
+    @property
+    def rollout_workers(self) -> int | None:
+        """The first ones, that only roll out while the others only train; None: all do both."""
+        return self.config.pools.rollout if self.config.pools else None
 
 
 def scene_of(mix: Mix) -> Scene:
@@ -94,27 +84,16 @@ def scene_of(mix: Mix) -> Scene:
         require("hardware", config.hardware.lower(), list(HARDWARE))
     hardware = profile.hardware if config.hardware is None else hardware_named(config.hardware)
     hardware = hardware.limited(config.memory)
-    jobs, origins = [], []
-    for name, entry in config.pipelines.items():
-        if entry.workload is not None:
-            job, origin = _from_workload(name, entry, profile, hardware, config.workers, config.seed)
-        else:
-            job, origin = _from_run(name, mix.runs[name], entry, profile, hardware, config)
-        jobs.append(_with_wishes(job, entry))
-        origins.append(origin)
-    first = config.pools.rollout if config.pools else None
-    refuse_jobs(jobs, hardware, config.workers, first)
-    return Scene(
-        config.name,
-        config.seed,
-        hardware,
-        config.workers,
-        table_on(hardware, profile),
-        profile.name,
-        tuple(jobs),
-        tuple(origins),
-        first,
-    )
+    made = [
+        _from_workload(name, entry.workload, entry, profile, hardware, config)
+        if entry.workload is not None
+        else _from_run(name, mix.runs[name], entry, profile, hardware, config)
+        for name, entry in config.pipelines.items()
+    ]
+    jobs, origins = tuple(job for job, _ in made), tuple(origin for _, origin in made)
+    scene = Scene(config, hardware, profile, jobs, origins)
+    refuse_jobs(jobs, hardware, config.workers, scene.rollout_workers)
+    return scene
 
 
 def _refuse_too_long(mix: Mix) -> None:
@@ -134,26 +113,31 @@ def _profile(name: str) -> Profile:
     return load_profile(name)
 
 
-def _with_wishes(job: Job, entry: PipelineConfig) -> Job:
-    wishes = replace(
-        job.shape,
+def _from_workload(
+    name: str,
+    workload: str,
+    entry: PipelineConfig,
+    profile: Profile,
+    hardware: Hardware,
+    config: PipelinesConfig,
+) -> tuple[Job, Origin]:
+    require(f"pipelines.{name}.workload", workload, list(profile.workloads))
+    job = job_of(
+        profile,
+        workload,
+        hardware,
+        name=name,
+        steps=entry.steps or STEPS,
+        seed=config.seed,
+        tp=entry.tp,
         priority=entry.priority,
         max_slowdown=entry.max_slowdown,
         deadline=entry.deadline,
         arrival=entry.arrival,
     )
-    return replace(job, shape=wishes, rollout_workers=entry.rollout_workers)
-
-
-def _from_workload(
-    name: str, entry: PipelineConfig, profile: Profile, hardware: Hardware, workers: int, seed: int
-) -> tuple[Job, Origin]:
-    assert entry.workload is not None
-    require(f"pipelines.{name}.workload", entry.workload, list(profile.workloads))
-    workload = profile.workload(entry.workload)
-    steps = entry.steps or STEPS
-    job = job_of(profile, entry.workload, hardware, name=name, steps=steps, seed=seed, tp=entry.tp)
-    return job, Origin(_measured_lengths(workload, profile), _known(job.costs, workload, job.shape, workers))
+    known = profile.workload(workload)
+    origin = Origin(_measured_lengths(known, profile), _known(job.costs, known, job.shape, config.workers))
+    return replace(job, rollout_workers=entry.rollout_workers), origin
 
 
 def _from_run(
@@ -167,36 +151,26 @@ def _from_run(
     model = model_shape(run.model)
     own = profile.workloads.get(name) or profile.workloads.get(run.name)
     workload = own or nearest(model, run.rollout.max_tokens, list(profile.workloads.values()))
-    costs = profile.costs(workload.name, hardware).of(model)
+    costs = workload.costs.on(hardware).of(model)
     shape = pipeline_shape(name, run, entry)
     if own is not None:
-        turns = max(1, round(own.turns))
-        waits = own.tool_seconds / max(1, turns - 1)
+        turns, waits = turns_with_waits(own.turns, own.tool_seconds)
         shape = replace(shape, prompt_tokens=own.prompt_tokens, turns=turns, tool_seconds=waits)
-    shape = replace(
-        shape,
-        reward_seconds=costs.other_seconds * shape.sequences / workload.sequences,
-    )
-    key = zlib.crc32(f"{config.seed} {name}".encode())
+    shape = replace(shape, reward_seconds=costs.other_seconds * shape.sequences / workload.sequences)
+    limit = shape.max_tokens
 
-    def lengths(step: int) -> Floats:
-        at = np.random.default_rng((key, step)).random(shape.sequences)
-        if own is None:
-            return prior_lengths(shape.max_tokens, at)
-        logged = own.quantiles[(step - 1) % len(own.quantiles)]
-        return np.clip(np.rint(np.interp(at, LEVELS, logged)), 1.0, shape.max_tokens)
+    def lengths_at(step: int, at: Floats) -> Floats:
+        return prior_lengths(limit, at) if own is None else np.minimum(own.lengths_at(step - 1, at), limit)
 
-    if own is None:
-        even = (np.arange(EXPECTED) + 0.5) / EXPECTED
-        forecast = Forecast.from_prior(prior_lengths(shape.max_tokens, even), shape.max_tokens)
-    else:
-        forecast = own.forecast(shape.max_tokens)
+    even = (np.arange(EXPECTED) + 0.5) / EXPECTED
+    forecast = own.forecast(limit) if own else Forecast.from_prior(lengths_at(1, even), limit)
     origin = Origin(
         _measured_lengths(own, profile) if own else _prior_of_lengths(run.rollout.max_tokens),
         _known(costs, workload, shape, config.workers),
         tuple(_notes(run, shape, measured=own is not None)),
     )
-    return Job(shape, costs, lengths, forecast), origin
+    lengths = sampled_lengths(shape, config.seed, lengths_at)
+    return Job(shape, costs, lengths, forecast, entry.rollout_workers), origin
 
 
 def nearest(model: ModelShape, max_tokens: int, workloads: Sequence[Workload]) -> Workload:
@@ -209,18 +183,16 @@ def nearest(model: ModelShape, max_tokens: int, workloads: Sequence[Workload]) -
     return min(workloads, key=distance)
 
 
-def _notes(run: RunConfig, shape: PipelineShape, *, measured: bool) -> list[str]:
-    notes = []
+def _notes(run: RunConfig, shape: PipelineShape, *, measured: bool) -> Iterator[str]:
     if not measured and not isinstance(run.task, ArithmeticTask | CalculatorTask):
-        notes.append(f"prompts of {shape.prompt_tokens:,.0f} tokens, a quarter of max_prompt_tokens")
+        yield f"prompts of {shape.prompt_tokens:,.0f} tokens, a quarter of max_prompt_tokens"
     if shape.turns > 1:
         waits = f"{shape.tool_seconds:g} s between them" if shape.tool_seconds else "none of them waited for"
-        notes.append(f"{shape.turns} turns, as many as allowed, {waits}")
+        yield f"{shape.turns} turns, as many as allowed, {waits}"
     if run.model.lora is not None:
-        notes.append("adapters cost as much as training all weights")
+        yield "adapters cost as much as training all weights"
     if run.algorithm.dynamic_sampling is not None:
-        notes.append("one round of sampling in each step")
-    return notes
+        yield "one round of sampling in each step"
 
 
 def _measured_lengths(workload: Workload, profile: Profile) -> Figure:
@@ -241,7 +213,10 @@ def _prior_of_lengths(max_tokens: int) -> Figure:
 
 def _known(costs: Costs, workload: Workload, shape: PipelineShape, workers: int) -> Figure:
     """How well costs are known for this model, hardware and width."""
-    measured = f"{workload.name} on {workload.gpus} {_measured_on(workload)} (tp {workload.tp})"
+    # The workloads of a profile that was carried to other hardware say themselves where they come from.
+    carried_from = workload.costs.source.partition("; carried from ")[2].partition(" ")[0]
+    measured_on = carried_from or workload.costs.hardware.name
+    measured = f"{workload.name} on {workload.gpus} {measured_on} (tp {workload.tp})"
     target = f"{workers} {costs.hardware.name} (tp {shape.tp})"
     ratio = costs.model.parameters / workload.model.parameters
     if max(ratio, 1 / ratio) > NEAR:
@@ -249,16 +224,7 @@ def _known(costs: Costs, workload: Workload, shape: PipelineShape, workers: int)
         return Figure(
             "prior", f"{shape.model.name} is {how} than {workload.model.name}, nearest in {measured}"
         )
-    same_width = (workload.gpus, workload.tp) == (workers, shape.tp)
-    if same_width and not costs.derived:
+    if (workload.gpus, workload.tp) == (workers, shape.tp) and not costs.derived:
         return Figure("measured", measured)
     model = "" if abs(ratio - 1) < 1e-9 else f"{shape.model.name} on "
     return Figure("carried over", f"{measured} to {model}{target}")
-
-
-def _measured_on(workload: Workload) -> str:
-    """A carried profile's workloads say themselves where they come from."""
-    return (
-        workload.costs.source.partition("; carried from ")[2].partition(" ")[0]
-        or workload.costs.hardware.name
-    )

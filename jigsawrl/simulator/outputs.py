@@ -2,59 +2,30 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from jigsawrl import durable
 from jigsawrl.config.runfolder import writable_part
 from jigsawrl.errors import JigsawError
-from jigsawrl.simulator.compare import Simulated, best_of, vs_serial
+from jigsawrl.simulator.compare import described
 from jigsawrl.simulator.from_config import Scene
 from jigsawrl.telemetry import jsonl
+from jigsawrl.telemetry.comparison import Comparison, Side
 from jigsawrl.telemetry.picture import svg
-from jigsawrl.telemetry.runreport import write_report
+from jigsawrl.telemetry.runreport import write_files, write_report
 from jigsawrl.telemetry.text import duration
-from jigsawrl.telemetry.timeline import Span, chrome_trace
 
 SIMULATION_FILES = ("events.jsonl", "timeline.json", "picture.svg", "report.json", "report.html")
 COMPARISON_FILES = ("comparison.svg", "comparison.json")
 
 
-def described(scene: Scene) -> dict[str, Any]:
-    """What is simulated, and where its figures come from."""
-    pipelines = {
-        job.shape.name: {
-            "model": job.shape.model.name,
-            "steps": job.shape.steps,
-            "sequences": job.shape.sequences,
-            "tp": job.shape.tp,
-            "arrival": job.shape.arrival,
-            "priority": job.shape.priority,
-            "figures": origin.as_dict(),
-        }
-        for job, origin in zip(scene.jobs, scene.origins, strict=True)
-    }
-    return {
-        "name": scene.name,
-        "simulated": True,
-        "seed": scene.seed,
-        "workers": scene.workers,
-        "hardware": scene.hardware.name,
-        "profile": scene.profile,
-        "scene": pipelines,
-    }
+def simulation_document(scene: Scene, run: Side) -> dict[str, Any]:
+    return {**described(scene), **run.as_dict(), "report": run.report.as_dict()}
 
 
-def simulation_document(run: Simulated) -> dict[str, Any]:
-    return {**described(run.scene), **run.summary(), "report": run.report.as_dict()}
-
-
-def comparison_document(scene: Scene, runs: Sequence[Simulated], serial: float) -> dict[str, Any]:
-    policies = [{**run.summary(), "throughput_vs_serial": vs_serial(run, serial)} for run in runs]
-    return {**described(scene), "best": best_of(runs).policy, "policies": policies}
+def comparison_document(scene: Scene, found: Comparison) -> dict[str, Any]:
+    return {**described(scene), **found.as_dict()}
 
 
 def check_out(out: Path, files: Iterable[str]) -> None:
@@ -67,66 +38,30 @@ def check_out(out: Path, files: Iterable[str]) -> None:
             )
 
 
-def write_simulation(run: Simulated, out: Path) -> None:
+def write_simulation(scene: Scene, run: Side, out: Path) -> None:
     """The same files that a real run has, and a picture."""
-    start = {"t": 0.0, "event": "start", **described(run.scene), "policy": run.policy}
-    title = f"{run.scene.name}: {run.policy} on {run.scene.workers} {run.scene.hardware.name}, simulated"
-    shapes = [job.shape for job in run.scene.jobs]
-    ends = [
-        {
-            "t": shape.arrival + run.outcome.finished[shape.name],
-            "event": "finished",
-            "pipeline": shape.name,
-            "step": shape.steps,
-        }
-        for shape in shapes
-    ]
-    _write(
+    title = f"{scene.config.name}: {run.policy} on {scene.config.workers} {scene.hardware.name}, simulated"
+    write_files(
         out,
         {
-            "events.jsonl": b"".join(map(jsonl.encode, [start, *run.outcome.log, *ends])),
-            "timeline.json": jsonl.encode(chrome_trace(run.spans)),
-            "picture.svg": svg(run.spans, run.scene.workers, title).encode(),
-            "report.json": jsonl.encode(simulation_document(run)),
+            "events.jsonl": b"".join(map(jsonl.encode, run.events)),
+            "picture.svg": svg([(title, run.log)]).encode(),
+            "report.json": jsonl.encode(simulation_document(scene, run)),
         },
     )
     write_report(out)
 
 
-def write_comparison(scene: Scene, runs: Sequence[Simulated], serial: float, out: Path) -> None:
-    _write(
+def write_comparison(scene: Scene, found: Comparison, out: Path) -> None:
+    write_files(
         out,
         {
-            "comparison.svg": stacked(runs, serial).encode(),
-            "comparison.json": jsonl.encode(comparison_document(scene, runs, serial)),
+            "comparison.svg": svg([(_title(found, run), run.log) for run in found.runs]).encode(),
+            "comparison.json": jsonl.encode(comparison_document(scene, found)),
         },
     )
 
 
-def _write(out: Path, files: Mapping[str, bytes]) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            durable.replace(out / name, content)
-    except OSError as error:
-        raise JigsawError(f"{out}: cannot be written ({error.strerror or error})") from None
-
-
-def stacked(runs: Sequence[Simulated], serial: float) -> str:
-    """One chart below the other, all over the same time."""
-    end, best = max(run.seconds for run in runs), best_of(runs)
-    charts = []
-    for run in runs:
-        # A wait of no length takes no worker and makes the axis as long as the longest.
-        mark = Span("reward", run.spans[0].pipeline, (), 1, end, end)
-        note = ", the best" if run is best and len(runs) > 1 else ""
-        title = f"{run.policy}: {duration(run.seconds)}, {vs_serial(run, serial):.2f}x serial{note}"
-        charts.append(svg([*run.spans, mark], run.scene.workers, title).rstrip())
-    sizes = [re.findall(r'(?:width|height)="(\d+)"', chart)[:2] for chart in charts]
-    wide = max(int(width) for width, _ in sizes)
-    tops = list(accumulate((int(height) for _, height in sizes), initial=0))
-    placed = [
-        chart.replace("<svg ", f'<svg y="{top}" ', 1) for chart, top in zip(charts, tops[:-1], strict=True)
-    ]
-    size = f'viewBox="0 0 {wide} {tops[-1]}" width="{wide}" height="{tops[-1]}"'
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', *placed, "</svg>"]) + "\n"
+def _title(found: Comparison, run: Side) -> str:
+    note = ", the best" if run.policy == found.best and len(found.runs) > 1 else ""
+    return f"{run.policy}: {duration(run.seconds)}, {found.ratio(run):.2f}x serial{note}"

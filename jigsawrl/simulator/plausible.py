@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from statistics import median
 
 from jigsawrl.graph.hardware import Hardware
@@ -43,21 +43,8 @@ def _few(trace: Trace) -> Iterator[str]:
 def _too_fast(trace: Trace, hardware: Hardware) -> Iterator[str]:
     """What took less time than the hardware needs at its peak."""
     model, width = trace.model, f"{trace.gpus} {hardware.name}"
-
-    def rollout(step: LoggedStep) -> tuple[float | None, float]:
-        read = model.weight_bytes / (hardware.memory_bandwidth * trace.tp)
-        took = None if step.gen is None else step.gen - step.tool_wait
-        return took, float(step.lengths.max()) * read
-
-    def stage(name: str) -> Callable[[LoggedStep], tuple[float | None, float]]:
-        def seconds(step: LoggedStep) -> tuple[float | None, float]:
-            flops = PASSES[name] * model.flops(step.total_tokens, 0)
-            return getattr(step, name), flops / (hardware.flops * trace.gpus)
-
-        return seconds
-
-    for name, seconds in {"gen": rollout, **{name: stage(name) for name in PASSES}}.items():
-        known = [(took, least) for took, least in map(seconds, trace.steps) if took is not None]
+    for name in ("gen", *PASSES):
+        known = [each for step in trace.steps if (each := _took_and_least(name, step, trace, hardware))]
         if known and (took := median(each for each, _ in known)) < (
             least := median(each for _, each in known)
         ):
@@ -66,6 +53,19 @@ def _too_fast(trace: Trace, hardware: Hardware) -> Iterator[str]:
                 f"timing_s/{name} is {took:.3g} s, but {width} with {model.name} need {least:.3g} s, as fast as "
                 f"{what}; is it another model or hardware (--hardware)?"
             )
+
+
+def _took_and_least(
+    name: str, step: LoggedStep, trace: Trace, hardware: Hardware
+) -> tuple[float, float] | None:
+    """Seconds that a stage took, and that the hardware needs for it at its peak; None: it was not logged."""
+    took: float | None = getattr(step, name)
+    if took is None:
+        return None
+    if name == "gen":
+        read = trace.model.weight_bytes / (hardware.memory_bandwidth * trace.tp)
+        return took - step.tool_wait, float(step.lengths.max()) * read
+    return took, PASSES[name] * trace.model.flops(step.total_tokens, 0) / (hardware.flops * trace.gpus)
 
 
 def _not_a_sum(trace: Trace) -> Iterator[str]:

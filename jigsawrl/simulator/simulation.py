@@ -1,10 +1,14 @@
-"""Discrete events: sub-stages end, pipelines arrive, workers die; after each the policy is asked."""
+"""Drivers and actors in simulated time: they know how long things take, and the scheduler core decides.
+
+Whatever a real run's drivers and actors tell the core is told here too: sub-stages that change, phases that are done,
+states that are asleep. What it answers is carried out on lanes whose durations only the simulation knows.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,103 +16,68 @@ import numpy as np
 from jigsawrl.graph.batch import Batch, Engine
 from jigsawrl.graph.hardware import Hardware
 from jigsawrl.graph.interference import Interference
-from jigsawrl.graph.lanes import INSTANT, Lane, Lanes, Segment
+from jigsawrl.graph.lanes import Lane, Lanes, Segment
 from jigsawrl.graph.outlook import Outlook
+from jigsawrl.phases.ids import PhaseId
 from jigsawrl.policies.state import (
     Action,
-    Arrived,
     Confine,
-    Ended,
-    Event,
-    Left,
     Migrate,
     Pause,
-    Pipeline,
-    Place,
+    Phase,
     Policy,
-    Ready,
     Resize,
     Resume,
-    Start,
-    State,
-    Survivors,
-    Wait,
-    Woken,
-    WorkerBack,
-    WorkerLost,
+    Swap,
+    TimerDue,
+    WorkerGone,
+    WorkerReturned,
 )
+from jigsawrl.scheduler.core import SchedulerCore
+from jigsawrl.scheduler.events import (
+    DriverBegan,
+    Heard,
+    LoadRequest,
+    PhaseDone,
+    PipelineGone,
+    SchedulerEvent,
+    StateAsleep,
+    SubstageChanged,
+    written_action,
+)
+from jigsawrl.scheduler.invariants import require
+from jigsawrl.scheduler.memory import FIRST_SWAP_BYTES_S, SWAP_BYTES_S
+from jigsawrl.scheduler.state import GANG
 from jigsawrl.simulator.jobs import Failure, Job
 
-OVERDUE = 0.1
-"""A sub-stage that should have ended is thought to need this part of its time more."""
-TOGETHER = 1e-6
-"""Seconds within which things count as happening at once."""
-
-
-class InvalidAction(Exception):
-    """A policy asked for what cannot be; a bug of the policy."""
-
-
-class Stuck(Exception):
-    """Nothing runs, nothing will happen, and work is left; a bug of the policy."""
+SIMULTANEOUS_S = 1e-6
+"""Seconds within which events count as simultaneous."""
 
 
 @dataclass(slots=True)
-class Run:
-    """A lane's truth beside its outlook."""
+class Played:
+    """A phase that runs, as its driver sees it."""
 
-    pipeline: str
-    place: Place
-    engine: Engine | None
-    foreseen: tuple[Segment, ...]
-    bytes: float
-    turns_left: int
-
-
-class OnDemand(Mapping[int, Survivors]):
-    """Survivors of the lanes that are in their last tail, counted only for who asks."""
-
-    def __init__(self, lanes: dict[int, Lane], runs: dict[int, Run]) -> None:
-        self._lanes, self._runs = lanes, runs
-        self._counted: dict[int, Survivors] = {}
-
-    def __contains__(self, lane_id: object) -> bool:
-        if not isinstance(lane_id, int) or lane_id not in self._runs:
-            return False
-        return self._runs[lane_id].turns_left == 1 and self._lanes[lane_id].segment.kind == "tail"
-
-    def __getitem__(self, lane_id: int) -> Survivors:
-        if lane_id not in self:
-            raise KeyError(lane_id)
-        if lane_id not in self._counted:
-            lane, engine = self._lanes[lane_id], self._runs[lane_id].engine
-            assert engine is not None
-            batch = engine.survivors(lane.index, lane.left)
-            context = float(batch.context.mean()) if len(batch.context) else 0.0
-            self._counted[lane_id] = Survivors(len(batch.remaining), context)
-        return self._counted[lane_id]
-
-    def __iter__(self) -> Iterator[int]:
-        return (key for key in self._runs if key in self)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+    engines: int
+    """Number of lanes that it began with."""
+    busy: dict[int, float]
+    """Seconds of work done for it on each worker, as long as they are alone on a whole one."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a simulation gave."""
+    """The result of a simulation."""
 
     seconds: float
     finished: dict[str, float]
-    """When each pipeline was done, from its arrival."""
+    """Seconds from each pipeline's arrival to its end."""
     tokens: dict[str, float]
-    """Generated, in finished steps."""
+    """Tokens that each pipeline generated, in finished steps."""
     log: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Simulation:
-    """One run of one policy. With `rollout_workers`, those first ones only roll out, and the others only train."""
+    """One run of one policy. With `rollout_workers`, that many workers only generate and the others only train."""
 
     def __init__(
         self,
@@ -123,277 +92,223 @@ class Simulation:
         failures: Sequence[Failure] = (),
         rollout_workers: int | None = None,
     ) -> None:
-        self.policy = policy
-        self.rollout_workers = rollout_workers
+        self.core = SchedulerCore(
+            policy, table, workers, hardware.device_bytes, rollout_workers=rollout_workers, checked=True
+        )
+        self.core.state.untold = ()
         self.jobs = {job.shape.name: job for job in jobs}
-        self.hardware = hardware
-        self.seed = seed
-        self.noise = noise
+        self.truth = {
+            name: Outlook(job.shape, job.costs, hardware, job.forecast) for name, job in self.jobs.items()
+        }
+        self.seed, self.noise = seed, noise
         self.lanes = Lanes(table, workers)
-        self.runs: dict[int, Run] = {}
-        self.pipelines: dict[str, Pipeline] = {}
-        self.alive = [True] * workers
-        self.held = [0.0] * workers
-        self.next_lane = 0
-        self.coming: list[tuple[float, int, Event]] = []
+        self.engines: dict[int, Engine] = {}
+        """The samples of each lane that generates."""
+        self.played: dict[PhaseId, Played] = {}
+        self.loading: list[str] = []
+        """Pipelines whose drivers wait for room to be set up."""
+        self.steps = dict.fromkeys(self.jobs, 0)
+        """Steps done by each pipeline."""
+        self.slept: set[tuple[str, str | None]] = set()
+        """States that have been asleep before."""
+        self.coming: list[tuple[float, int, Heard]] = []
+        self.scheduled = 0
         self.outcome = Outcome(0.0, {}, dict.fromkeys(self.jobs, 0.0))
-        for name, job in self.jobs.items():
-            self._schedule(job.shape.arrival, Arrived(name))
+        self._join(jobs)
         for failure in failures:
-            self._schedule(failure.at, WorkerLost(failure.worker))
-            if failure.back != float("inf"):
-                self._schedule(failure.back, WorkerBack(failure.worker))
+            self._schedule(failure.at, "", WorkerGone(failure.worker))
+            self._schedule(failure.back, "", WorkerReturned(failure.worker))
+
+    def _join(self, jobs: Sequence[Job]) -> None:
+        first = min((job.shape.arrival for job in jobs), default=0.0)
+        for name, job in self.jobs.items():
+            whole = self.core.state.layout
+            layout = whole if job.rollout_workers is None else replace(whole, rollout=job.rollout_workers)
+            self.core.join(name, self.truth[name], layout, awaited=job.shape.arrival <= first)
+            self._schedule(job.shape.arrival, name, LoadRequest())
 
     def run(self) -> Outcome:
-        """Until every pipeline is done."""
-        while not self._done():
-            self._decide(self._next_events())
+        """Runs until every pipeline is done."""
+        while len(self.outcome.finished) < len(self.jobs):
+            events = self._next_events()
+            actions = self.core.handle(self.lanes.now, events)
+            if any(isinstance(event, WorkerGone) for _, event in events):
+                self._lose()
+            self._carry_out(actions)
         self.outcome.seconds = self.lanes.now
         return self.outcome
 
-    def _done(self) -> bool:
-        return len(self.outcome.finished) == len(self.jobs)
-
-    def _schedule(self, at: float, event: Event) -> None:
-        heapq.heappush(self.coming, (at, len(self.coming) + len(self.outcome.log) * 1024, event))
+    def _schedule(self, at: float, name: str, event: SchedulerEvent) -> None:
+        self.scheduled += 1
+        heapq.heappush(self.coming, (at, self.scheduled, (name, event)))
 
     # What happens
 
-    def _next_events(self) -> list[Event]:
-        """Moves the clock to the next happening and collects all that happens then."""
-        ends = self.lanes.next_end()
-        due = min(ends, self.coming[0][0] if self.coming else float("inf"))
-        if due == float("inf"):
-            waiting = [p.name for p in self.pipelines.values() if p.status != "done"]
-            raise Stuck(f"{self.policy.name} leaves {', '.join(waiting)} waiting for ever")
-        events: list[Event] = []
-        for lane in self.lanes.advance(due):
-            events += self._end(lane)
-        while self.coming and self.coming[0][0] <= due + TOGETHER:
-            events += self._happen(heapq.heappop(self.coming)[2])
+    def _next_events(self) -> list[Heard]:
+        """Moves the clock to the next event, and collects all that happens then."""
+        soonest = self.coming[0][0] if self.coming else float("inf")
+        due = min(self.lanes.next_end(), soonest, *self.core.waits)
+        require(16, due < float("inf"), f"{self.core.policy.name} waits for nothing")
+        events = [event for lane in self.lanes.advance(due) for event in self._end(lane)]
+        while self.coming and self.coming[0][0] <= due + SIMULTANEOUS_S:
+            name, event = heapq.heappop(self.coming)[2]
+            events.append((name, event))
+            if isinstance(event, LoadRequest):
+                self.loading.append(name)
+        events += self._left_in_tails()
+        if any(until <= due for until in self.core.waits):
+            events.append(("", TimerDue()))
         return events
 
-    def _end(self, lane: Lane) -> list[Event]:
+    def _end(self, lane: Lane) -> list[Heard]:
         """A sub-stage ended. Its lane goes on by itself."""
         self._log_span(lane)
-        kind, pipeline = lane.segment.kind, self.pipelines[lane.pipeline]
-        if kind == "tool":
-            self.runs[lane.id].turns_left -= 1
+        phase = self.core.state.phase_of(lane)
+        self._count(lane)
+        engine = lane.workers[0] if phase.generates else GANG
         while (goes_on := self.lanes.proceed(lane)) and lane.left <= 0:
             pass
-        events: list[Event] = [Ended(pipeline.name, lane.id, kind)]
-        if not goes_on:
-            self._drop(lane.id)
-            if not pipeline.lanes:
-                events += self._phase_done(pipeline)
+        if goes_on:
+            return [(lane.pipeline, SubstageChanged(engine, lane.segment.kind, _samples(lane)))]
+        self.engines.pop(lane.id, None)
+        events: list[Heard] = [(lane.pipeline, SubstageChanged(engine, None, 0))]
+        if not any(key in self.lanes.lanes for key in phase.lanes):
+            events += [(lane.pipeline, event) for event in self._phase_done(phase)]
         return events
 
-    def _phase_done(self, pipeline: Pipeline) -> list[Event]:
-        job, now = self.jobs[pipeline.name], self.lanes.now
-        pipeline.status, pipeline.since = "ready", now
-        if pipeline.phase == "rollout":
-            pipeline.phase = "training"
-            return [Ready(pipeline.name, "training")]
-        lengths = job.lengths(pipeline.step)
+    def _left_in_tails(self) -> Iterator[Heard]:
+        """What engines in their last tail report with whatever else happens: how many samples they have by now."""
+        for lane in self.lanes.lanes.values():
+            if lane.segment.kind == "tail" and self.core.state.in_tail(lane.id):
+                left = self.engines[lane.id].left(lane.index, lane.left)
+                if left != self.core.state.uses[lane.id].samples:
+                    yield lane.pipeline, SubstageChanged(lane.workers[0], "tail", left)
+
+    def _count(self, lane: Lane) -> None:
+        """Counts what was done of a lane's sub-stage as work of its workers."""
+        if lane.signature not in ("host", "link"):
+            busy = self.played[PhaseId(lane.pipeline, lane.phase, lane.step)].busy
+            for worker in lane.workers:
+                busy[worker] = busy.get(worker, 0.0) + lane.segment.seconds - lane.left
+
+    def _phase_done(self, phase: Phase) -> list[SchedulerEvent]:
+        name, step = phase.pipeline.name, phase.index
+        played, shape = self.played.pop(phase.id), self.jobs[name].shape
+        busy, lengths = tuple(played.busy.values()), self.jobs[name].lengths(step)
+        if phase.generates:
+            told = tuple(lengths.astype(int).tolist())
+            waits = shape.tool_seconds * (shape.turns - 1)
+            went_on = self.lanes.now if name in self.core.state.covered else None
+            return [PhaseDone(phase.kind, step, busy, played.engines, told, shape.turns, waits, went_on)]
         tokens = float(lengths.sum())
-        self.outcome.tokens[pipeline.name] += tokens
-        self._log("step", pipeline=pipeline.name, step=pipeline.step, tokens=tokens)
-        pipeline.outlook = Outlook(
-            job.shape, job.costs, self.hardware, pipeline.outlook.forecast.after(lengths)
-        )
-        pipeline.phase, pipeline.step = "rollout", pipeline.step + 1
-        if pipeline.step > pipeline.steps:
-            pipeline.status = "done"
-            self.outcome.finished[pipeline.name] = now - pipeline.arrived
-            return [Left(pipeline.name)]
-        self._settle(pipeline)
-        return [Ready(pipeline.name, "rollout")]
+        self.outcome.tokens[name] += tokens
+        self.steps[name] = step
+        self._log("step", pipeline=name, step=step, tokens=tokens)
+        done = PhaseDone(phase.kind, step, busy, 0)
+        if step < shape.steps:
+            return [done]
+        self.outcome.finished[name] = self.lanes.now - shape.arrival
+        return [done, PipelineGone()]
 
-    def _happen(self, event: Event) -> list[Event]:
-        if isinstance(event, Arrived):
-            return [event, self._arrive(event.pipeline)]
-        if isinstance(event, WorkerLost):
-            return [event, *self._lose(event.worker)]
-        if isinstance(event, WorkerBack):
-            self.alive[event.worker] = True
-            for pipeline in self.pipelines.values():
-                if pipeline.status == "ready" and pipeline.phase == "rollout":
-                    self._settle(pipeline)
-        return [event]
+    def _lose(self) -> None:
+        """Removes the lanes that the core gave up; the drivers of their pipelines begin again."""
+        pipelines = self.core.state.pipelines
+        for lane in list(self.lanes.lanes.values()):
+            if pipelines[lane.pipeline].status == "recovering":
+                self._log_span(lane, lost=True)
+                self._remove(lane)
+                self.played.pop(PhaseId(lane.pipeline, lane.phase, lane.step), None)
+        for pipeline in pipelines.values():
+            if pipeline.status == "recovering":
+                self._schedule(self.lanes.now, pipeline.name, LoadRequest())
 
-    def _arrive(self, name: str) -> Event:
-        job = self.jobs[name]
-        outlook = Outlook(job.shape, job.costs, self.hardware, job.forecast)
-        now = self.lanes.now
-        pipeline = Pipeline(name, outlook, (), job.shape.steps, now, since=now)
-        self._settle(pipeline)
-        self.pipelines[name] = pipeline
-        return Ready(name, "rollout")
+    def _remove(self, lane: Lane) -> None:
+        self.lanes.remove(lane.id)
+        self.engines.pop(lane.id, None)
 
-    def _settle(self, pipeline: Pipeline) -> None:
-        """A pipeline's home are all workers of its phase that are alive, for rollouts in whole engines."""
-        first = self.rollout_workers
-        alive = [worker for worker, lives in enumerate(self.alive) if lives]
-        pinned = self.jobs[pipeline.name].rollout_workers
-        home = [worker for worker in alive if first is None or worker < first]
-        if pinned is not None:
-            home = [worker for worker in home if worker in pinned]
-        pipeline.home = tuple(home[: len(home) // pipeline.tp * pipeline.tp])
-        if first is not None:
-            pipeline.training_home = tuple(worker for worker in alive if worker >= first)
+    # What is done about it
 
-    def _lose(self, worker: int) -> list[Event]:
-        """Pipelines with a lane there start their step again, elsewhere."""
-        self.alive[worker] = False
-        events: list[Event] = []
-        for pipeline in self.pipelines.values():
-            if worker not in {*pipeline.rollout_home, *pipeline.trains_on} or pipeline.status == "done":
-                continue
-            for key in list(pipeline.lanes):
-                self._log_span(self.lanes.lanes[key], lost=True)
-                self.lanes.remove(key)
-                self._drop(key)
-            pipeline.phase, pipeline.status, pipeline.since = "rollout", "ready", self.lanes.now
-            self._settle(pipeline)
-            events.append(Ready(pipeline.name, "rollout"))
-        return events
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            self._log("action", **written_action(action))
+            match action:
+                case Resize(lane) | Pause(lane) | Resume(lane) | Confine(lane):
+                    self._follow(lane)
+                case Migrate():
+                    self._migrate(action)
+                case Swap(name, out=True, phase=kind):
+                    self._schedule(self.lanes.now + self._swap_seconds(action), name, StateAsleep(kind))
+        for phase in self.core.permitted():
+            if phase.id not in self.played:
+                self._begin(phase)
+        for name in [name for name in self.loading if self.core.may_load(name)]:
+            self.loading.remove(name)
+            self._schedule(self.lanes.now, name, DriverBegan(self.jobs[name].shape.steps, self.steps[name]))
 
-    def _drop(self, lane_id: int) -> None:
-        """Gives back what a lane held."""
-        run = self.runs.pop(lane_id)
-        self.pipelines[run.pipeline].lanes.remove(lane_id)
-        for worker in run.place:
-            self.held[worker] -= run.bytes
+    def _swap_seconds(self, swap: Swap) -> float:
+        """Seconds until the state is asleep, with those that it takes to wake up again."""
+        memories = [memory for memory in self.core.memory.of(swap.pipeline) if memory.kind == swap.phase]
+        known = (swap.pipeline, swap.phase) in self.slept
+        self.slept.add((swap.pipeline, swap.phase))
+        size = max(memory.states[swap.pipeline] for memory in memories)
+        return size / (SWAP_BYTES_S if known else FIRST_SWAP_BYTES_S)
 
-    # What the policy does about it
+    def _follow(self, key: int) -> None:
+        """From now on a lane has the share that the core gave it, and is paused as decided. What it changes to be
+        limited to a part is not known: speeds are as if it were not."""
+        lane, decided = self.lanes.lanes.get(key), self.core.state.lanes.lanes[key]
+        if lane is None:
+            return  # it has not begun
+        self._log_span(lane)
+        lane.mark(self.lanes.now)
+        self.lanes.resize(key, decided.share)
+        self.lanes.pause(key, decided.paused)
 
-    def state(self) -> State:
-        """The world as the policy may know it: times are predictions, corrected by the progress seen."""
-        known = self.lanes.copy()
-        for lane in known.lanes.values():
-            done = lane.segment.seconds - lane.left
-            lane.segments = self.runs[lane.id].foreseen
-            seconds = lane.segment.seconds
-            lane.left = max(seconds - done, OVERDUE * seconds, INSTANT)
-        return State(
-            now=self.lanes.now,
-            lanes=known,
-            pipelines=self.pipelines,
-            device_bytes=self.hardware.device_bytes,
-            held=self.held,
-            alive=self.alive,
-            survivors=OnDemand(self.lanes.lanes, self.runs),
+    def _begin(self, phase: Phase) -> None:
+        name, places = phase.pipeline.name, [self.core.state.lanes.lanes[key] for key in phase.lanes]
+        width, truth = len(places[0].workers), self.truth[name]
+        lengths = self.jobs[name].lengths(phase.index)
+        workers = [worker for lane in places for worker in lane.workers]
+        self.played[phase.id] = Played(len(places), dict.fromkeys(workers, 0.0))
+        if not phase.generates:
+            self._add(places[0], self._noisy(places[0].id, truth.training(width, float(lengths.sum()))))
+            return
+        for lane, part in zip(places, truth.batch(lengths).split(len(places)), strict=True):
+            self._generate(lane, truth.engine_of(part, width))
+
+    def _generate(self, decided: Lane, engine: Engine) -> None:
+        self.engines[decided.id] = engine
+        self._add(decided, engine.segments)
+
+    def _noisy(self, key: int, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        factors = np.exp(np.random.default_rng((self.seed, key)).normal(0.0, self.noise, len(segments)))
+        return tuple(
+            replace(segment, seconds=segment.seconds * float(factor))
+            for segment, factor in zip(segments, factors, strict=True)
         )
 
-    def _decide(self, events: list[Event]) -> None:
-        for action in self.policy.decide(self.state(), events):
-            told = {each.name: getattr(action, each.name) for each in fields(action)}
-            self._log("action", action=type(action).__name__.lower(), **told)
-            self._act(action)
-        self._check()
-
-    def _act(self, action: Action) -> None:
-        match action:
-            case Start():
-                self._start(action)
-            case Migrate():
-                self._migrate(action)
-            case Resize(lane, share):
-                self._restart_span(self._lane(lane))
-                self.lanes.resize(lane, share)
-            case Confine(lane, confined):
-                self.lanes.confine(self._lane(lane).id, confined)
-            case Pause(lane):
-                self._restart_span(self._lane(lane))
-                self.lanes.pause(lane, True)
-            case Resume(lane):
-                self._restart_span(self._lane(lane))
-                self.lanes.pause(lane, False)
-            case Wait(until):
-                self._schedule(until, Woken())
-
-    def _lane(self, lane_id: int) -> Lane:
-        if lane_id not in self.lanes.lanes:
-            raise InvalidAction(f"{self.policy.name}: there is no lane {lane_id}")
-        return self.lanes.lanes[lane_id]
-
-    def _start(self, action: Start) -> None:
-        pipeline = self.pipelines.get(action.pipeline)
-        if pipeline is None or pipeline.status != "ready":
-            raise InvalidAction(f"{self.policy.name} starts {action.pipeline}, which is not ready")
-        outlook, step = pipeline.outlook, pipeline.step
-        lengths = self.jobs[pipeline.name].lengths(step)
-        if pipeline.phase == "rollout":
-            tp, count = len(action.places[0]), len(action.places)
-            batch = Batch.fresh(lengths, outlook.shape.prompt_tokens, outlook.shape.turns)
-            needed = outlook.memory(count, tp, len(pipeline.home)).rollout
-            foreseen = outlook.engine(count, tp).segments
-            for place, part in zip(action.places, batch.split(count), strict=True):
-                truth = outlook.engine_of(part, tp)
-                self._run(pipeline, place, action.share, truth.segments, foreseen, needed, truth)
-        else:
-            (place,) = action.places
-            needed = outlook.memory_trained(pipeline.tp, len(place)).training
-            segments = outlook.training(len(place), float(lengths.sum()))
-            foreseen = outlook.training(len(place))
-            self._run(pipeline, place, action.share, segments, foreseen, needed, None)
-        pipeline.status, pipeline.since = "running", self.lanes.now
-        pipeline.turns[pipeline.phase] = self.lanes.now
-
-    def _run(
-        self,
-        pipeline: Pipeline,
-        place: Place,
-        share: float,
-        segments: tuple[Segment, ...],
-        foreseen: tuple[Segment, ...],
-        bytes_: float,
-        engine: Engine | None,
-    ) -> None:
-        """One lane more. How long its sub-stages take turns out only now."""
-        self.next_lane += 1
-        if self.noise and engine is None:
-            rng = np.random.default_rng((self.seed, self.next_lane))
-            factors = np.exp(rng.normal(0.0, self.noise, len(segments)))
-            segments = tuple(
-                replace(segment, seconds=segment.seconds * float(factor))
-                for segment, factor in zip(segments, factors, strict=True)
-            )
-        lane = Lane(self.next_lane, pipeline.name, pipeline.step, pipeline.phase, place, share, segments)
-        lane.base = pipeline.outlook.shape.base
-        self.runs[lane.id] = Run(pipeline.name, place, engine, foreseen, bytes_, pipeline.outlook.shape.turns)
-        pipeline.lanes.append(lane.id)
-        for worker in place:
-            self.held[worker] += bytes_
+    def _add(self, decided: Lane, segments: tuple[Segment, ...]) -> None:
+        """Adds a lane where the core has it. How long its sub-stages really take is known from here on."""
+        lane = replace(decided, segments=segments, index=0)
         self.lanes.add(lane)
         while lane.left <= 0 and self.lanes.proceed(lane):
             pass
 
     def _migrate(self, action: Migrate) -> None:
-        pipeline = self.pipelines[action.pipeline]
         batches = []
         for key in action.lanes:
-            lane, run = self._lane(key), self.runs[key]
-            if run.engine is None or run.turns_left > 1 or lane.segment.kind not in ("decode", "tail"):
-                raise InvalidAction(
-                    f"{self.policy.name} moves lane {key}, which is not decoding its last turn"
-                )
-            batches.append(run.engine.survivors(lane.index, lane.left))
+            lane, engine = self.lanes.lanes[key], self.engines[key]
+            batches.append(engine.survivors(lane.index, lane.left))
             self._log_span(lane)
-            self.lanes.remove(key)
-            self._drop(key)
-        batch = Batch.merged(batches)
-        outlook, done = pipeline.outlook, float(batch.context.max()) - pipeline.outlook.shape.prompt_tokens
-        believed = Batch(outlook.forecast.beyond(done, len(batch.remaining)), batch.context)
-        count, tp = len(action.places), len(action.places[0])
-        needed = outlook.memory_moved(len(batch.remaining) / count, tp)
-        parts = zip(action.places, batch.split(count), believed.split(count), strict=True)
-        for place, part, guess in parts:
-            truth, foreseen = outlook.moved(part, tp), outlook.moved(guess, tp)
-            self._run(pipeline, place, action.share, truth.segments, foreseen.segments, needed, truth)
-            self.runs[self.next_lane].turns_left = 1
+            self._count(lane)
+            self._remove(lane)
+        state, count = self.core.state, len(action.places)
+        phase = state.phase_of(lane)
+        for key, part in zip(phase.lanes[-count:], Batch.merged(batches).split(count), strict=True):
+            to = state.lanes.lanes[key]
+            self._generate(to, self.truth[action.pipeline].moved(part, len(to.workers)))
 
-    # Records and invariants
+    # Records
 
     def _log(self, event: str, **fields: Any) -> None:
         self.outcome.log.append({"t": self.lanes.now, "event": event, **fields})
@@ -414,24 +329,9 @@ class Simulation:
                 **fields,
             )
 
-    def _restart_span(self, lane: Lane) -> None:
-        """Ends the span in the log where a lane's share changes."""
-        self._log_span(lane)
-        lane.mark(self.lanes.now)
 
-    def _check(self) -> None:
-        """What must hold after every event, whatever the policy did."""
-        room = self.hardware.device_bytes * (1 + 1e-9)
-        if max(self.held) > room:
-            worker = next(worker for worker, held in enumerate(self.held) if held > room)
-            raise InvalidAction(
-                f"{self.policy.name} overfills worker {worker}: {self.held[worker] / 1e9:.1f} GB"
-            )
-        for worker, lanes in enumerate(self.lanes.on_worker):
-            if not lanes:
-                continue
-            if not self.alive[worker]:
-                raise InvalidAction(f"{self.policy.name} uses worker {worker}, which is dead")
-            share = self.lanes.handed_out(worker)
-            if share > 1 + 1e-9:
-                raise InvalidAction(f"{self.policy.name} hands out {share:.2f} of worker {worker}")
+def _samples(lane: Lane) -> int:
+    """Samples that an engine reports: those of an earlier turn's tail cannot be moved, and do not count."""
+    later = [segment.kind for segment in lane.segments[lane.index + 1 :]]
+    waits = lane.segment.kind == "tool" or (lane.segment.kind == "tail" and "tail" in later)
+    return 0 if waits else lane.segment.sequences

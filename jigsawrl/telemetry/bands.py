@@ -1,4 +1,4 @@
-"""The timeline of the page: a band for each worker, with a track for each pipeline and its bubbles below.
+"""The timeline of pages and pictures: a band for each worker, with a track for each pipeline and its bubbles below.
 
 A track is as high as a whole worker; what runs is as high as its share. Workers on which the same runs, as on those
 of one engine, are one band. Tracks are stretched to the width there is, so all text stands beside them.
@@ -17,7 +17,7 @@ from jigsawrl.telemetry.columns import Columns, Floats, Indices, Intervals, grou
 from jigsawrl.telemetry.events import SUBSTAGES
 from jigsawrl.telemetry.palette import css_name
 from jigsawrl.telemetry.report import CAUSES, worker_times
-from jigsawrl.telemetry.text import clock
+from jigsawrl.telemetry.text import clock, printable
 from jigsawrl.telemetry.timeline import WAITS
 
 TALL = 1000
@@ -31,11 +31,15 @@ _MOST_PIECES = 120_000
 """Some 30 bytes each."""
 _LEAST_SEEN = 0.2
 """What of a track is filled where anything runs at all."""
-_MOST_TICKS = 10
+MOST_TICKS = 10
 _READABLE = 12
 """Pixels from which on a track has room for a name beside it."""
 _PIXELS = 760
 """About as high as the whole may become before its tracks get thinner."""
+
+
+Mark = tuple[float, str, str]
+"""Something that happened: when, a CSS class and a title."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}–{b}" for a, b in runs)
 
 
-class _Strip(NamedTuple):
+class Strip(NamedTuple):
     """Something on a track, between two heights in each cell."""
 
     name: str
@@ -78,10 +82,11 @@ class _Strip(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Track:
+class Track:
     """One row of the drawing: intervals with keys, each the index of a CSS class and a name."""
 
-    pipeline: int | None
+    pipeline: str | None
+    """None: bubbles."""
     key: Indices
     t0: Floats
     t1: Floats
@@ -89,7 +94,11 @@ class _Track:
     names: tuple[str, ...]
     css: str
 
-    def strips(self, seconds: float, cells: int) -> list[_Strip]:
+    @property
+    def who(self) -> str:
+        return "bubble" if self.pipeline is None else self.pipeline
+
+    def strips(self, seconds: float, cells: int) -> list[Strip]:
         """What has a name, one upon the other. What is there is seen, however little it is."""
         keys, taken = fill(self.key, self.t0, self.t1, self.share, seconds, cells)
         whole = taken.sum(axis=0)
@@ -97,26 +106,34 @@ class _Track:
         tops = np.round(TALL / _LEVEL * np.cumsum(taken, axis=0)) * _LEVEL
         floors = np.concatenate([np.zeros((1, cells)), tops])[: len(tops)]
         return [
-            _Strip(self.names[key], *edges) for key, *edges in zip(keys.tolist(), floors, tops, strict=True)
+            Strip(self.names[key], *edges) for key, *edges in zip(keys.tolist(), floors, tops, strict=True)
         ]
 
 
-def timeline(
-    columns: Columns,
-    arrivals: Mapping[str, float],
-    colours: Mapping[str, int],
-    marks: Iterable[tuple[float, str, str]],
-    name: str = "timeline",
-    part: float = 1.0,
-) -> Iterator[str]:
-    """HTML. `colours` numbers the pipelines; a mark is a time, a CSS class and a title.
+class Drawing(NamedTuple):
+    """Bands of tracks: the name of each band, a note, and its tracks with what is on them, in this many cells."""
 
-    Several on one page have a name each, and the part of the width that makes a second the same length in all.
-    """
-    bands = bands_of(columns)
+    bands: list[tuple[str, str, list[tuple[Track, list[Strip]]]]]
+    cells: int
+    height: int
+    """Pixels of a pipeline's track."""
+
+    @property
+    def bubble(self) -> int:
+        """Pixels of a track of bubbles."""
+        return max(4, self.height // 3)
+
+    def names(self, bubbles: bool) -> set[str]:
+        """What is drawn on the tracks of bubbles, or on the others."""
+        own = [one for _, _, tracks in self.bands for one in tracks if bubbles is (one[0].pipeline is None)]
+        return {strip.name for _, strips in own for strip in strips}
+
+
+def drawing_of(columns: Columns, arrivals: Mapping[str, float], most_cells: int, most_pieces: int) -> Drawing:
+    """The finest one that has at most so many cells and pieces."""
     times = worker_times(columns, arrivals)
-    tracks: list[tuple[str, str, list[_Track]]] = []
-    for band in bands:
+    tracks: list[tuple[str, str, list[Track]]] = []
+    for band in bands_of(columns):
         bubbles = times[band.workers[0]]
         busy = _share(bubbles["busy"], columns.seconds)
         own = [*_pipeline_tracks(columns, band.rows), _bubble_track({c: bubbles[c] for c in CAUSES})]
@@ -125,19 +142,35 @@ def timeline(
     if waits := list(_pipeline_tracks(waiting, np.flatnonzero(np.isin(columns.kind, _WAIT_KINDS)))):
         tracks.append(("off the workers", "tools, rewards", waits))
     every = [track for _, _, own in tracks for track in own]
-    cells, drawn = _drawn(every, columns.seconds)
-    height = min(22, max(8, _PIXELS // max(1, len(every))))
-    css = "timeline" if height >= _READABLE else "timeline thin"
-    yield (
-        f'<div class="{css}" id="{name}" data-seconds="{columns.seconds:.6f}" data-cells="{cells}" '
-        f'data-tall="{TALL}" style="--track:{height}px;--bubble:{max(4, height // 3)}px;--part:{part:.4f}">'
-    )
-    yield from _axis(columns, marks, max(2, round(_MOST_TICKS * part)))
+    cells, drawn = _drawn(every, columns.seconds, most_cells, most_pieces)
     left = iter(drawn)
-    for name, note, own in tracks:
+    bands = [(name, note, [(track, next(left)) for track in own]) for name, note, own in tracks]
+    return Drawing(bands, cells, min(22, max(8, _PIXELS // max(1, len(every)))))
+
+
+def timeline(
+    columns: Columns,
+    arrivals: Mapping[str, float],
+    colours: Mapping[str, int],
+    marks: Iterable[Mark],
+    name: str = "timeline",
+    part: float = 1.0,
+) -> Iterator[str]:
+    """HTML. `colours` numbers the pipelines.
+
+    Several on one page have a name each, and the part of the width that makes a second the same length in all.
+    """
+    drawing = drawing_of(columns, arrivals, _MOST_CELLS, _MOST_PIECES)
+    css = "timeline" if drawing.height >= _READABLE else "timeline thin"
+    yield (
+        f'<div class="{css}" id="{name}" data-seconds="{columns.seconds:.6f}" data-cells="{drawing.cells}" '
+        f'data-tall="{TALL}" style="--track:{drawing.height}px;--bubble:{drawing.bubble}px;--part:{part:.4f}">'
+    )
+    yield from _axis(columns, marks, max(2, round(MOST_TICKS * part)))
+    for name, note, tracks in drawing.bands:
         yield f'<div class="band"><div class="who"><b>{name}</b> <small>{note}</small></div><div class="tracks">'
-        for track in own:
-            yield from _row(track, next(left), columns.pipelines, colours, cells)
+        for track, strips in tracks:
+            yield from _row(track, strips, colours, drawing.cells)
         yield "</div></div>"
     yield "</div>"
 
@@ -149,12 +182,12 @@ def _share(intervals: Intervals, seconds: float) -> float:
     return float((intervals[:, 1] - intervals[:, 0]).sum()) / seconds if seconds > 0 else 0.0
 
 
-def _pipeline_tracks(columns: Columns, rows: Indices) -> Iterator[_Track]:
+def _pipeline_tracks(columns: Columns, rows: Indices) -> Iterator[Track]:
     for pipeline, places in enumerate(groups(columns.pipeline[rows], len(columns.pipelines))):
         own = rows[places]
         if own.size:
-            yield _Track(
-                pipeline,
+            yield Track(
+                columns.pipelines[pipeline],
                 columns.kind[own],
                 columns.t0[own],
                 columns.t1[own],
@@ -164,27 +197,28 @@ def _pipeline_tracks(columns: Columns, rows: Indices) -> Iterator[_Track]:
             )
 
 
-def _bubble_track(bubbles: Mapping[str, Intervals]) -> _Track:
+def _bubble_track(bubbles: Mapping[str, Intervals]) -> Track:
     key = np.concatenate([np.full(len(found), index) for index, found in enumerate(bubbles.values())])
     every = np.concatenate(list(bubbles.values()))
-    return _Track(
+    return Track(
         None, key.astype(np.int64), every[:, 0], every[:, 1], np.ones(len(every)), tuple(bubbles), "c"
     )
 
 
-def _drawn(tracks: list[_Track], seconds: float) -> tuple[int, list[list[_Strip]]]:
+def _drawn(
+    tracks: list[Track], seconds: float, cells: int, most_pieces: int
+) -> tuple[int, list[list[Strip]]]:
     """The finest cells with which the whole is small enough, and what is in them."""
-    cells = _MOST_CELLS
     while cells > 256 and cells * len(tracks) > _MOST_WORK:
         cells //= 2
     while True:
         drawn = [track.strips(seconds, cells) for track in tracks]
-        if cells <= 16 or sum(pieces(*strip[1:]) for own in drawn for strip in own) <= _MOST_PIECES:
+        if cells <= 16 or sum(pieces(*strip[1:]) for own in drawn for strip in own) <= most_pieces:
             return cells, drawn
         cells //= 2
 
 
-def _axis(columns: Columns, marks: Iterable[tuple[float, str, str]], most: int) -> Iterator[str]:
+def _axis(columns: Columns, marks: Iterable[Mark], most: int) -> Iterator[str]:
     seconds = columns.seconds
     yield '<div class="band axis"><div class="who"></div><div class="tracks"><div class="ticks">'
     for time, label in time_ticks(seconds, most):
@@ -197,25 +231,24 @@ def _axis(columns: Columns, marks: Iterable[tuple[float, str, str]], most: int) 
     yield "</div></div></div>"
 
 
-def _row(
-    track: _Track,
-    strips: list[_Strip],
-    pipelines: tuple[str, ...],
-    colours: Mapping[str, int],
-    cells: int,
-) -> Iterator[str]:
-    if track.pipeline is None:
-        who, label, kind = "bubble", "<span></span>", "bubble"
-    else:
-        who, colour = escape(pipelines[track.pipeline], quote=True), colours[pipelines[track.pipeline]]
+def _row(track: Track, strips: list[Strip], colours: Mapping[str, int], cells: int) -> Iterator[str]:
+    who = escape(track.who, quote=True)
+    label, kind = "<span></span>", "bubble"
+    if track.pipeline is not None:
+        colour = colours[track.pipeline]
         label = f'<span class="tag" title="{who}"><i class="chip p{colour}"></i><span>{who}</span></span>'
         kind = f"track of{colour}"
     yield (
         f'<div class="row {kind}" data-who="{who}">{label}'
         f'<svg viewBox="0 0 {cells} {TALL}" preserveAspectRatio="none">'
     )
+    yield from paths(track, strips, cells)
+    yield "</svg></div>"
+
+
+def paths(track: Track, strips: list[Strip], cells: int) -> Iterator[str]:
+    """SVG: the strips, each with a class for its colour and a title."""
     for name, below, top in strips:
         if path := "".join(rectangles(below, top, TALL, 1, cells)):
-            css = f"{track.css}-{css_name(name)}"
-            yield f'<path class="{css}" data-kind="{name}" d="{path}"><title>{who}: {name}</title></path>'
-    yield "</svg></div>"
+            css, title = f"{track.css}-{css_name(name)}", f"{escape(printable(track.who))}: {name}"
+            yield f'<path class="{css}" data-kind="{name}" d="{path}"><title>{title}</title></path>'

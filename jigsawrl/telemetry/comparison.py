@@ -1,28 +1,18 @@
-"""compare.html: the same pipelines under several policies, figures, bars and timelines on one page."""
+"""Policies held against each other on the same pipelines, run for real or simulated, in figures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from statistics import fmean
 from typing import Any
 
-from jigsawrl.telemetry import sections
-from jigsawrl.telemetry.bands import timeline
-from jigsawrl.telemetry.columns import to_columns
 from jigsawrl.telemetry.figures import rate
-from jigsawrl.telemetry.page import bubble_legend, head, kind_legend, pipeline_legend, section
-from jigsawrl.telemetry.picture import printable
-from jigsawrl.telemetry.report import CAUSES
-from jigsawrl.telemetry.runreport import PAGE_FILE, RunReport
+from jigsawrl.telemetry.report import Cause, Report
+from jigsawrl.telemetry.runlog import RunLog
 from jigsawrl.telemetry.text import duration, number
 
-_EXPLAINED = (
-    "Times count from the first phase of any pipeline. Slowdown: a pipeline's time against its own alone, as "
-    "measured under serial, mean and worst. Rewards: whether deterministic pipelines got those of the first run, "
-    "step for step."
-)
+_MOST_CAUSES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,29 +23,56 @@ class Fate:
     reason: str
     steps: int
     seconds: float
-    """Its time: from its arrival until it ended."""
+    """The pipeline's time: from its arrival until it ended."""
     alone: float | None
-    """The same with all workers for itself, where that was measured."""
+    """The pipeline's time with all workers for itself; None where it is not known."""
     tokens: int
-    reward_first: float | None
-    reward_last: float | None
-    same_rewards: bool | None
-    """Whether all its rewards were those of the first run; None where they need not be."""
+    reward_first: float | None = None
+    reward_last: float | None = None
+    same_rewards: bool | None = None
+    """Whether all rewards equal those of the first run; None where they need not be equal."""
+    max_slowdown: float | None = None
+    deadline: float | None = None
 
     @property
     def slowdown(self) -> float | None:
         return self.seconds / self.alone if self.alone and self.ended == "finished" else None
 
+    @property
+    def kept(self) -> bool | None:
+        """Whether max_slowdown and deadline were met; None where neither was asked for, or it is not known."""
+        met = []
+        if self.deadline is not None:
+            met.append(self.ended == "finished" and self.seconds <= self.deadline)
+        if self.max_slowdown is not None and self.slowdown is not None:
+            met.append(self.slowdown <= self.max_slowdown)
+        return all(met) if met else None
+
+    def times(self, sign: str) -> list[str]:
+        """For people: time, time alone, and slowdown with the sign of a ratio."""
+        alone = "" if self.alone is None else duration(self.alone)
+        return [duration(self.seconds), alone, ratio(self.slowdown, sign)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines: JSON-serialisable."""
+        figures = {"alone_seconds": self.alone, "slowdown": self.slowdown, "kept": self.kept}
+        return {**asdict(self), **figures}
+
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """The pipelines under one policy. `ratio` is its tokens/s against those it is held against."""
+class Side:
+    """The pipelines under one policy, run for real or simulated."""
 
     policy: str
-    made: RunReport
-    seconds: float
-    ratio: float
+    log: RunLog
+    report: Report
     fates: Mapping[str, Fate]
+    events: Sequence[dict[str, Any]] = ()
+    """The whole event log of a simulation; that of a real run is in its folder."""
+
+    @property
+    def seconds(self) -> float:
+        return self.report.seconds
 
     @property
     def tokens(self) -> int:
@@ -83,31 +100,35 @@ class Compared:
 
     @property
     def rewards(self) -> str:
-        """Whether those of deterministic pipelines are what they have to be."""
-        known = {
-            name: fate.same_rewards for name, fate in self.fates.items() if fate.same_rewards is not None
-        }
-        others = [name for name, same in known.items() if not same]
-        return f"differ: {', '.join(others)}" if others else "equal" if known else ""
+        """Whether deterministic pipelines have the rewards that they must have."""
+        known = {name: fate.same_rewards for name, fate in self.fates.items()}
+        others = [name for name, same in known.items() if same is False]
+        return f"differ: {', '.join(others)}" if others else "equal" if True in known.values() else ""
+
+    @property
+    def bubbles(self) -> dict[Cause, float]:
+        """Parts of all worker time, by cause."""
+        whole = self.report.worker_seconds
+        return {cause: lost / whole if whole else 0.0 for cause, lost in self.report.bubbles.items()}
+
+    @property
+    def largest_bubbles(self) -> str:
+        largest = sorted(self.bubbles.items(), key=lambda part: -part[1])[:_MOST_CAUSES]
+        return ", ".join(f"{cause} {part:.0%}" for cause, part in largest if part >= 0.005) or "none"
 
     def as_dict(self) -> dict[str, Any]:
         """For machines: JSON-serialisable."""
-        report = self.made.report
-        whole = report.worker_seconds
         return {
             "policy": self.policy,
             "seconds": self.seconds,
-            "setup_seconds": self.made.log.setup,
+            "setup_seconds": self.log.setup,
             "tokens": self.tokens,
             "tokens_per_second": self.tokens_per_second,
-            "ratio": self.ratio,
             "mean_slowdown": self.mean_slowdown,
             "worst_slowdown": self.worst_slowdown,
-            "busy_fraction": report.busy_fraction,
-            "bubbles": {cause: lost / whole if whole else 0.0 for cause, lost in report.bubbles.items()},
-            "pipelines": {
-                name: {**asdict(fate), "slowdown": fate.slowdown} for name, fate in self.fates.items()
-            },
+            "busy_fraction": self.report.busy_fraction,
+            "bubbles": self.bubbles,
+            "pipelines": {name: fate.as_dict() for name, fate in self.fates.items()},
         }
 
 
@@ -115,151 +136,67 @@ class Compared:
 class Comparison:
     name: str
     workers: int
-    against: str
-    """The policy that the others are held against."""
-    runs: Sequence[Compared]
+    baseline: Side
+    """What the others are held against. Of a simulation it need not be one of `runs`."""
+    runs: Sequence[Side]
+
+    @property
+    def simulated(self) -> bool:
+        return self.baseline.log.simulated
 
     @property
     def best(self) -> str | None:
-        """The policy with the most tokens a second, of those under which every pipeline came to its end."""
+        """The policy with the most tokens a second, of equals the one with the least mean slowdown.
+
+        Only policies under which every pipeline came to its end are considered.
+        """
         whole = [run for run in self.runs if not run.failed]
-        return max(whole, key=lambda run: run.tokens_per_second).policy if whole else None
+        return min(whole, key=_rank).policy if whole else None
+
+    def ratio(self, run: Side) -> float:
+        """Tokens a second of a run over those of the baseline."""
+        base = self.baseline
+        if not base.tokens_per_second:
+            return 1.0
+        return run.tokens / base.tokens * (base.seconds / run.seconds) if run.seconds else 0.0
+
+    def columns(self, sign: str) -> dict[str, list[str]]:
+        """The table of the policies: what stands below each head. `sign` stands after ratios."""
+        runs = self.runs
+        rates = {"tokens/s": [number(run.tokens_per_second) for run in runs]}
+        bubbles = {"largest bubbles": [run.largest_bubbles for run in runs]}
+        return {
+            "policy": [run.policy for run in runs],
+            "time": [duration(run.seconds) for run in runs],
+            **({} if self.simulated else rates),
+            f"vs {self.baseline.policy}": [ratio(self.ratio(run), sign) for run in runs],
+            "slowdown": [ratio(run.mean_slowdown, sign) for run in runs],
+            "worst": [ratio(run.worst_slowdown, sign) for run in runs],
+            "busy": [f"{run.report.busy_fraction:.0%}" for run in runs],
+            **(bubbles if self.simulated else {"rewards": [run.rewards for run in runs]}),
+        }
 
     def as_dict(self) -> dict[str, Any]:
+        """For machines: JSON-serialisable. A run's ratio is there under a name that says what it is over, too."""
+        against = self.baseline.policy
+        ratios = {run.policy: self.ratio(run) for run in self.runs}
         return {
             "name": self.name,
-            "simulated": False,
+            "simulated": self.simulated,
             "workers": self.workers,
-            "against": self.against,
+            "against": against,
             "best": self.best,
-            "policies": [run.as_dict() for run in self.runs],
+            "policies": [
+                {**run.as_dict(), **dict.fromkeys(("ratio", f"throughput_vs_{against}"), ratios[run.policy])}
+                for run in self.runs
+            ],
         }
 
 
-def comparison_page(comparison: Comparison) -> str:
-    """The whole document. Pages of the single runs are beside it, in a folder for each policy."""
-    return "\n".join(_document(comparison)) + "\n"
+def _rank(run: Side) -> tuple[float, float]:
+    return -float(f"{run.tokens_per_second:.9g}"), run.mean_slowdown or 0.0
 
 
-def _document(comparison: Comparison) -> Iterator[str]:
-    runs = comparison.runs
-    names = sorted({name for run in runs for name in (*run.made.log.pipelines, *run.fates)})
-    colours = {name: index for index, name in enumerate(names)}
-    title = escape(printable(comparison.name, 80))
-    pipelines = f"{len(names)} pipeline{'' if len(names) == 1 else 's'}"
-    workers = f"{comparison.workers} worker{'' if comparison.workers == 1 else 's'}"
-    policies = f"{len(runs)} polic{'y' if len(runs) == 1 else 'ies'}, one after another"
-    yield head(f"{title} – jigsaw compare", len(colours))
-    yield f'<header><h1>{title}</h1><p class="dim">{pipelines} on {workers} under {policies}</p></header><main>'
-    yield from section("policies", "Policies", _figures(comparison))
-    yield from section("workers", "Where the workers' time went", _workers(runs))
-    yield from section("timelines", "Timelines", _timelines(runs, colours))
-    yield from section("pipelines", "Pipelines", [_fates(runs, colours)])
-    yield "</main></body></html>"
-
-
-def _figures(comparison: Comparison) -> Iterator[str]:
-    runs = comparison.runs
-    heads = ["policy", "time", "tokens/s", f"vs {comparison.against}", "slowdown", "worst", "busy", "rewards"]
-    rows = [
-        [
-            _policy(run, run.policy == comparison.best and len(runs) > 1),
-            duration(run.seconds),
-            number(run.tokens_per_second),
-            f"{run.ratio:.2f}×",
-            _times(run.mean_slowdown),
-            _times(run.worst_slowdown),
-            f"{run.made.report.busy_fraction:.0%}",
-            escape(run.rewards),
-        ]
-        for run in runs
-    ]
-    yield sections.table(heads, rows, range(1, 7))
-    yield '<div class="pair">'
-    yield from _bars(
-        "Time until all were done", [(run.policy, run.seconds, duration(run.seconds)) for run in runs]
-    )
-    rates = [(run.policy, run.tokens_per_second, number(run.tokens_per_second)) for run in runs]
-    yield from _bars("Tokens a second, all pipelines together", rates)
-    yield "</div>"
-    yield f'<p class="dim">{_EXPLAINED}</p>'
-
-
-def _policy(run: Compared, best: bool) -> str:
-    name = escape(run.policy)
-    link = f'<a href="{name}/{PAGE_FILE}">{name}</a>'
-    failed = f' <span class="bad">without {escape(", ".join(run.failed))}</span>' if run.failed else ""
-    return f"<b>{link}</b> best{failed}" if best else f"{link}{failed}"
-
-
-def _times(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.2f}×"
-
-
-def _bars(title: str, bars: Sequence[tuple[str, float, str]]) -> Iterator[str]:
-    longest = max(value for _, value, _ in bars) or 1.0
-    yield f'<figure class="chart"><figcaption>{title}</figcaption><div class="bars">'
-    for name, value, shown in bars:
-        fill = f'<i class="c-busy" style="width:{100 * value / longest:.2f}%"></i>'
-        yield f'<div class="who">{escape(name)}</div><div class="bar">{fill}</div><div class="figure">{shown}</div>'
-    yield "</div></figure>"
-
-
-def _workers(runs: Iterable[Compared]) -> Iterator[str]:
-    """One bar for all workers under each policy."""
-    reports = {run.policy: run.made.report for run in runs}
-    yield bubble_legend({cause for cause in CAUSES if any(one.bubbles[cause] for one in reports.values())})
-    yield '<div class="bars">'
-    for policy, report in reports.items():
-        yield sections.bar(escape(policy), report.busy_fraction, report.bubbles, report.worker_seconds)
-    yield "</div>"
-
-
-def _timelines(runs: Sequence[Compared], colours: Mapping[str, int]) -> Iterator[str]:
-    """One below the other; a second is as long in all of them."""
-    longest = max(run.made.report.seconds for run in runs) or 1.0
-    every = {
-        run.policy: to_columns(
-            run.made.log.spans, run.made.log.workers, start=run.made.log.start, end=run.made.log.end
-        )
-        for run in runs
-    }
-    used = {kind for columns in every.values() for kind in columns.kind.tolist()}
-    yield pipeline_legend(colours)
-    yield kind_legend(
-        used, {cause for cause in CAUSES if any(run.made.report.bubbles[cause] for run in runs)}
-    )
-    for run in runs:
-        log, columns = run.made.log, every[run.policy]
-        yield f"<h3>{escape(run.policy)}, {duration(run.seconds)}</h3>"
-        if not log.spans:
-            yield '<p class="none">No sub-stage has run.</p>'
-            continue
-        marks = [
-            (one.t - log.start, sections.tone(one), f"{one.who}: {one.event}: {one.headline}")
-            for one in log.incidents
-            if one.failure or one.recovery
-        ]
-        part = min(1.0, columns.seconds / longest)
-        yield from timeline(columns, log.arrivals, colours, marks, f"timeline-{escape(run.policy)}", part)
-
-
-def _fates(runs: Sequence[Compared], colours: Mapping[str, int]) -> str:
-    """Each pipeline under each policy."""
-    heads = ["pipeline", "policy", "done after", "alone", "slowdown", "reward first", "last", "ended"]
-    rows = [
-        [
-            sections.chip(f"p{colours[name]}", name),
-            escape(run.policy),
-            duration(fate.seconds),
-            "" if fate.alone is None else duration(fate.alone),
-            _times(fate.slowdown),
-            "" if fate.reward_first is None else number(fate.reward_first),
-            "" if fate.reward_last is None else number(fate.reward_last),
-            escape(": ".join(filter(None, (fate.ended, fate.reason.partition("\n")[0])))),
-        ]
-        for name in colours
-        for run in runs
-        if (fate := run.fates.get(name)) is not None
-    ]
-    return sections.table(heads, rows, range(2, 7))
+def ratio(value: float | None, sign: str) -> str:
+    """1.77x; nothing where it is not known."""
+    return "" if value is None else f"{value:.2f}{sign}"

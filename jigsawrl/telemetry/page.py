@@ -7,13 +7,12 @@ from html import escape
 from importlib.resources import files
 
 from jigsawrl.telemetry import palette, sections
-from jigsawrl.telemetry.bands import bands_of, timeline
-from jigsawrl.telemetry.columns import Columns, to_columns
-from jigsawrl.telemetry.events import SUBSTAGES
-from jigsawrl.telemetry.picture import printable
+from jigsawrl.telemetry.bands import Mark, bands_of, timeline
+from jigsawrl.telemetry.columns import Columns
 from jigsawrl.telemetry.report import CAUSES, Cause, Report
 from jigsawrl.telemetry.runlog import RunLog
-from jigsawrl.telemetry.text import clock, duration
+from jigsawrl.telemetry.text import clock, counted, duration, printable
+from jigsawrl.telemetry.timeline import Span
 
 _NOTHING_FROM_OUTSIDE = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _MOST_STEPS = 20_000
@@ -31,7 +30,7 @@ def page(log: RunLog, report: Report) -> str:
 def _document(log: RunLog, report: Report) -> Iterator[str]:
     names = set(log.pipelines) | {one.pipeline for one in log.predictions}
     colours = {name: index for index, name in enumerate(sorted(names))}
-    columns = to_columns(log.spans, log.workers, start=log.start, end=log.end)
+    columns = log.columns
     title = escape(printable(log.name, 80))
     yield head(f"{title} – jigsaw report", len(colours))
     yield f'<header><h1>{title}</h1><p class="dim">{_subtitle(log, report)}</p>{_tiles(log, report)}</header><main>'
@@ -79,8 +78,7 @@ def section(name: str, title: str, parts: Iterable[str]) -> Iterator[str]:
 
 
 def _subtitle(log: RunLog, report: Report) -> str:
-    workers = f"{log.workers} worker{'' if log.workers == 1 else 's'}"
-    parts = [f"{duration(report.seconds)} on {workers}"]
+    parts = [f"{duration(report.seconds)} on {counted(log.workers, 'worker')}"]
     if log.simulated:
         parts.append("simulated")
     if log.setup >= LEAST_SETUP:
@@ -118,18 +116,22 @@ def _timeline(log: RunLog, report: Report, columns: Columns, colours: Mapping[st
         return
     yield '<div class="tools">' + pipeline_legend(colours)
     yield '<button id="whole" type="button" hidden>whole run</button></div>'
-    yield kind_legend(set(columns.kind.tolist()), {cause for cause in CAUSES if report.bubbles[cause]})
-    marks = [
-        (one.t - log.start, sections.tone(one), f"{one.who}: {one.event}: {one.headline}")
-        for one in log.incidents
-        if one.failure or one.recovery
-    ]
-    yield from timeline(columns, log.arrivals, colours, marks)
+    yield kind_legend(log.spans, report.causes)
+    yield from timeline(columns, log.arrivals, colours, marks_of(log))
     yield (
         '<p class="dim">The height of a piece is its share of the worker; the thin strip below each worker is its '
         'bubbles, coloured by cause.<span class="script"> Drag to zoom, click a pipeline to single it out.</span> '
         '<a href="timeline.json">timeline.json</a> opens in Perfetto (ui.perfetto.dev).</p>'
     )
+
+
+def marks_of(log: RunLog) -> list[Mark]:
+    """Failures and recoveries, to be put on a timeline."""
+    return [
+        (one.t - log.start, sections.tone(one), f"{one.who}: {one.event}: {one.headline}")
+        for one in log.incidents
+        if one.failure or one.recovery
+    ]
 
 
 def pipeline_legend(colours: Mapping[str, int]) -> str:
@@ -140,17 +142,14 @@ def pipeline_legend(colours: Mapping[str, int]) -> str:
     return f'<div class="legend">{keys}</div>'
 
 
-def kind_legend(used: Collection[int], bubbles: Collection[Cause]) -> str:
-    """The sub-stages of these numbers, and the causes that are none of them."""
-    kinds = [kind for kind in palette.KINDS if SUBSTAGES.index(kind) in used]  # type: ignore[arg-type]
-    causes = [cause for cause in CAUSES if cause in bubbles and cause not in kinds]
-    keys = [sections.chip(f"k-{kind}", kind) for kind in kinds]
-    keys += [sections.chip(f"c-{palette.css_name(cause)}", f"{cause} (bubble)") for cause in causes]
-    return f'<div class="legend">{"".join(keys)}</div>'
+def kind_legend(spans: Iterable[Span], bubbles: Collection[Cause]) -> str:
+    """The sub-stages of these spans, and the causes that are none of them."""
+    shown = palette.legend({span.substage for span in spans}, bubbles)
+    return f'<div class="legend">{"".join(sections.chip(*each) for each in shown)}</div>'
 
 
 def _workers(report: Report, columns: Columns) -> Iterator[str]:
-    yield bubble_legend({cause for cause in CAUSES if report.bubbles[cause]})
+    yield bubble_legend(report.causes)
     yield from sections.worker_bars(report, bands_of(columns))
 
 

@@ -1,6 +1,6 @@
-"""The page's colours as CSS: one for each kind of sub-stage, each cause of a bubble and each pipeline."""
+"""The colours of pages and pictures as CSS: for each kind of sub-stage, each cause of a bubble and each pipeline."""
 
-from collections.abc import Iterator
+from collections.abc import Collection
 
 from jigsawrl.telemetry.colours import hex_colour, hue_of
 
@@ -37,18 +37,24 @@ def css_name(name: str) -> str:
     return name.replace(" ", "-")
 
 
+def legend(kinds: Collection[str], bubbles: Collection[str]) -> list[tuple[str, str]]:
+    """CSS classes and names: of these sub-stages, and of these causes of bubbles that have a colour of their own."""
+    causes = [cause for cause in CAUSES if cause in bubbles and cause not in kinds]
+    shown = [(f"k-{kind}", kind) for kind in KINDS if kind in kinds]
+    return shown + [(f"c-{css_name(cause)}", f"{cause} (bubble)") for cause in causes]
+
+
 def style(pipelines: int) -> str:
-    """Variables for light and dark, and the classes that use them."""
+    """The classes of all kinds and causes and of so many pipelines, for light and dark."""
+    return f"{_classes(pipelines, 0)}@media(prefers-color-scheme:dark){{{_classes(pipelines, 1)}}}"
+
+
+def _classes(pipelines: int, mode: int) -> str:
     shades = {f"k-{kind}": shade for kind, shade in KINDS.items()}
     shades |= {f"c-{css_name(cause)}": shade for cause, shade in CAUSES.items()} | {"c-busy": BUSY}
-    fills = "".join(f".{name}{{fill:var(--{name});background:var(--{name})}}" for name in shades)
-    pipeline_shades = {f"p{index}": (*_PIPELINE, hue_of(index)) for index in range(pipelines)}
-    inks = "".join(f".{name}{{color:var(--{name})}}" for name in pipeline_shades)
-    every = shades | pipeline_shades
-    light, dark = "".join(_variables(every, 0)), "".join(_variables(every, 1))
-    return f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}{fills}{inks}"
-
-
-def _variables(shades: dict[str, _Shade], mode: int) -> Iterator[str]:
-    for name, shade in shades.items():
-        yield f"--{name}:{hex_colour(shade[mode], shade[2], shade[3])};"
+    fills = {name: hex_colour(shade[mode], *shade[2:]) for name, shade in shades.items()}
+    inks = {index: hex_colour(_PIPELINE[mode], _PIPELINE[2], hue_of(index)) for index in range(pipelines)}
+    return "".join(
+        [f".{name}{{fill:{colour};background:{colour}}}" for name, colour in fills.items()]
+        + [f".p{index}{{color:{colour}}}" for index, colour in inks.items()]
+    )

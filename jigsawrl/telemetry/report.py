@@ -20,6 +20,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from jigsawrl.telemetry.bar_grid import bar_grid
 from jigsawrl.telemetry.columns import (
     KIND,
     NEVER,
@@ -35,13 +36,12 @@ from jigsawrl.telemetry.columns import (
 )
 from jigsawrl.telemetry.events import SUBSTAGES, Substage
 from jigsawrl.telemetry.figures import Life, Summary, rate
-from jigsawrl.telemetry.text import duration, number
+from jigsawrl.telemetry.text import counted, duration, number
 from jigsawrl.telemetry.timeline import OVERHEADS, WAITS, Span, generated
 
 Cause = Literal["tail", "tool", "sync", "swap", "dependency", "empty queue"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
-_BAR = 16
 _MOST_WORKERS = 8
 _MOST_KINDS = 3
 
@@ -100,6 +100,11 @@ class Report:
     @property
     def worker_seconds(self) -> float:
         return self.seconds * len(self.workers)
+
+    @property
+    def causes(self) -> set[Cause]:
+        """The causes of all bubbles."""
+        return {cause for cause, seconds in self.bubbles.items() if seconds}
 
     @property
     def busy_fraction(self) -> float:
@@ -294,7 +299,7 @@ class ReportTable:
     name: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        block = "#" if options.ascii_only else "█"
+        plain = options.ascii_only
         table = Table(box=ROUNDED, show_header=False, title=Text(self.name, style="bold"), padding=(0, 1))
         table.add_column(style="dim", no_wrap=True)
         table.add_column(overflow="fold")
@@ -305,8 +310,8 @@ class ReportTable:
         if report.pipelines:
             table.add_row("pipelines", _pipeline_grid(report.pipelines))
         if report.worker_seconds:
-            table.add_row("workers", _worker_grid(report, block))
-            table.add_row("bubbles", _bubble_grid(report, block))
+            table.add_row("workers", _worker_grid(report, plain))
+            table.add_row("bubbles", _bubble_grid(report, plain))
         yield table
 
 
@@ -320,7 +325,7 @@ def _pipeline_grid(pipelines: Sequence[PipelineReport]) -> Table:
         rate = pipeline.tokens_per_second
         grid.add_row(
             Text(pipeline.name),
-            f"{pipeline.steps:,} {'step' if pipeline.steps == 1 else 'steps'}",
+            counted(pipeline.steps, "step"),
             f"{number(pipeline.seconds_per_step)} s/step",
             f"{rate:,.0f} tokens/s" if rate else "",
             mostly(pipeline),
@@ -335,32 +340,17 @@ def mostly(pipeline: PipelineReport) -> str:
     return ", ".join(f"{kind} {share:.0%}" for kind, share in largest if share >= 0.005)
 
 
-def _worker_grid(report: Report, block: str) -> Table:
+def _worker_grid(report: Report, plain: bool) -> Table:
     """Each worker's busy fraction; of many only the least, the mean and the most."""
     busy = [worker.busy for worker in report.workers]
     rows = [(str(worker.worker), worker.busy) for worker in report.workers]
     if len(busy) > _MOST_WORKERS:
         rows = [("least", min(busy)), (f"mean of {len(busy)}", report.busy_fraction), ("most", max(busy))]
-    grid = _bar_grid()
-    for name, fraction in rows:
-        grid.add_row(name, f"{fraction:.0%} busy", block * round(_BAR * min(1.0, fraction)))
-    return grid
+    return bar_grid((((name, f"{fraction:.0%} busy"), fraction) for name, fraction in rows), plain)
 
 
-def _bubble_grid(report: Report, block: str) -> Table:
-    grid = _bar_grid()
-    for cause, seconds in sorted(report.bubbles.items(), key=lambda item: -item[1]):
-        fraction = seconds / report.worker_seconds
-        if fraction >= 0.0005:
-            grid.add_row(cause, f"{fraction:.1%}", block * round(_BAR * min(1.0, fraction)))
-    if not grid.rows:
-        grid.add_row("none")
-    return grid
-
-
-def _bar_grid() -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column()
-    grid.add_column(justify="right")
-    grid.add_column(style="cyan")
-    return grid
+def _bubble_grid(report: Report, plain: bool) -> Table:
+    parts = {cause: seconds / report.worker_seconds for cause, seconds in report.bubbles.items()}
+    largest = sorted(parts.items(), key=lambda part: -part[1])
+    rows = [((cause, f"{part:.1%}"), part) for cause, part in largest if part >= 0.0005]
+    return bar_grid(rows or [(("none",), 0.0)], plain)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
+from jigsawrl.telemetry.columns import Columns, to_columns
 from jigsawrl.telemetry.figures import Life, Summary
 from jigsawrl.telemetry.timeline import Permit, Span
 
@@ -92,6 +93,10 @@ class RunLog:
     pauses: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     actions: Counter[str] = field(default_factory=Counter)
     simulated: bool = False
+
+    @property
+    def columns(self) -> Columns:
+        return to_columns(self.spans, self.workers, start=self.start, end=self.end)
 
     @property
     def pipelines(self) -> list[str]:

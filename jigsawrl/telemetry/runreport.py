@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -70,23 +70,33 @@ class RunReport:
     def write(self) -> None:
         """Both files are made before either is replaced."""
         made = {
-            self.timeline: jsonl.encode(chrome_trace(self.log.spans, self.log.permits)),
-            self.page: page(self.log, self.report).encode(),
+            TIMELINE_FILE: jsonl.encode(chrome_trace(self.log.spans, self.log.permits)),
+            PAGE_FILE: page(self.log, self.report).encode(),
         }
-        try:
-            for path, content in made.items():
-                durable.replace(path, content)
-        except OSError as error:
-            raise JigsawError(f"{self.folder}: cannot be written ({error.strerror or error})") from None
+        write_files(self.folder, made)
 
 
 def run_report(run: Path) -> RunReport:
     """Reads a run folder, finished or not; a JigsawError where it is not one."""
     log = read_run(run)
-    found = report(
+    return RunReport(run, log, report_on(log))
+
+
+def report_on(log: RunLog) -> Report:
+    """The figures of a run, from what its folder or its events say."""
+    return report(
         log.spans, log.workers, start=log.start, end=log.end, lives=log.lives, summaries=log.summaries
     )
-    return RunReport(run, log, found)
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Makes the folder where there is none, and replaces these files in it, each at once."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            durable.replace(folder / name, content)
+    except OSError as error:
+        raise JigsawError(f"{folder}: cannot be written ({error.strerror or error})") from None
 
 
 def write_report(run: Path) -> Path:

@@ -1,6 +1,5 @@
 """The closing table of one pipeline: what it made of the reward, and where its time went."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,13 +8,13 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from jigsawrl.telemetry.bar_grid import bar_grid
 from jigsawrl.telemetry.figures import Stage, Summary
-from jigsawrl.telemetry.text import duration, number, sparkline
+from jigsawrl.telemetry.text import counted, duration, number, sparkline
 
 CUT_OFF_SHOWN = 0.05
 """Least share of cut-off samples that tables show."""
 _SPARKLINE = 40
-_BAR = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class SummaryTable:
         if summary.seconds:
             table.add_row("time", duration(summary.seconds))
         if summary.stages:
-            table.add_row("", _stage_grid(summary.stages, "#" if plain else "█"))
+            table.add_row("", bar_grid(map(_stage, summary.stages), plain))
 
 
 def _reward(reward: float | None) -> str:
@@ -85,10 +84,6 @@ def cut_off_share(summary: Summary) -> str:
     """Share of samples that were cut off, if it is worth a word."""
     share = summary.cut_off or 0.0
     return f"{share:.0%}" if share >= CUT_OFF_SHOWN else ""
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _tokens(summary: Summary) -> Text:
@@ -104,13 +99,6 @@ def _rate(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
-def _stage_grid(stages: Sequence[Stage], block: str) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column()
-    grid.add_column(justify="right")
-    grid.add_column(justify="right")
-    grid.add_column(style="cyan")
-    for stage in stages:
-        bar = block * round(_BAR * min(1.0, stage.share))
-        grid.add_row(stage.name, duration(stage.seconds), f"{stage.share:.0%}" if stage.share else "", bar)
-    return grid
+def _stage(stage: Stage) -> tuple[list[str], float]:
+    share = f"{stage.share:.0%}" if stage.share else ""
+    return [stage.name, duration(stage.seconds), share], stage.share

@@ -36,6 +36,17 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def counted(count: int, noun: str) -> str:
+    """1 step, 1,024 steps."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def printable(name: str, most: int = 32) -> str:
+    """What XML and a terminal can show, not too long."""
+    shown = "".join(letter if letter.isprintable() else "?" for letter in name)
+    return shown if len(shown) <= most else shown[: most - 3] + "..."
+
+
 def sparkline(values: Sequence[float], width: int) -> str:
     """The course of the values from their lowest to their highest, each character the mean of an equal part of them.
 

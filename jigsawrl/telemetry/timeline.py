@@ -5,18 +5,14 @@ every worker, with a track for each pipeline that runs there. Spans of one track
 the same name: Perfetto shows only slices that nest.
 """
 
-import gzip
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from jigsawrl import durable
 from jigsawrl.errors import JigsawError
-from jigsawrl.telemetry import jsonl
 from jigsawrl.telemetry.events import SUBSTAGES, Substage
 
 WAITS: frozenset[Substage] = frozenset({"tool", "reward"})
@@ -146,12 +142,6 @@ def chrome_trace(spans: Iterable[Span], permits: Iterable[Permit] = ()) -> dict[
     _add_workers(tracks, ordered, start)
     _add_permits(tracks, permits, start)
     return {"traceEvents": list(_events(tracks)), "displayTimeUnit": "ms"}
-
-
-def write_chrome_trace(spans: Iterable[Span], path: Path) -> None:
-    """Writes the trace at once or not at all; compressed where the name ends in .gz, which Perfetto opens too."""
-    data = jsonl.encode(chrome_trace(spans))
-    durable.replace(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def _microseconds(seconds: float) -> int:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import random
 from collections.abc import Sequence
 
 from jigsawrl.cluster.jobs import Duration, Job
-from jigsawrl.cluster.permits import Order, Permits, Phase
 from jigsawrl.cluster.pools import Cluster, Pool
-from jigsawrl.cluster.rounds import Places, Turn, runners_of
+from jigsawrl.cluster.rounds import jobs_of
 from jigsawrl.graph.hardware import hardware_named
+from jigsawrl.phases.roll_forward import roll_forward
+from jigsawrl.phases.rounds import Places, Turn
+from jigsawrl.phases.turns import ORDERS, ROLLOUT, OrderName, PhasedJob
 
 
 def two_pools(rollout: int | None = None, training: int | None = None, host_gb: float = 1000.0) -> Cluster:
@@ -50,43 +50,25 @@ def play(
     turns: Sequence[Turn],
     places: Places,
     shared: bool,
-    order: Order,
+    order: OrderName,
     rounds: int = 80,
     rng: random.Random | None = None,
 ) -> dict[str, float]:
-    """Mean seconds of everyone's step when the permits are played with these durations, the start left out.
+    """Mean seconds of each job's step when the order is rolled forward with these durations, the start left out.
 
     With `rng`, phases are up to 15 % shorter or longer.
     """
-    permits = Permits()
-    every = frozenset(f"r{node}" for nodes in places for node in nodes)
-    seats = {
-        each.name: (frozenset(f"r{node}" for node in nodes), every if shared else frozenset({"t"}))
-        for each, nodes in zip(turns, places, strict=True)
-    }
-    permits.seated(order, seats, runners_of(turns, places, shared, 0.0))
-    by_name = {each.name: each for each in turns}
-    numbers = itertools.count()
-    ends: list[tuple[float, int, str, Phase | None]] = []
-    ended: dict[str, list[float]] = {name: [] for name in by_name}
-    for name in by_name:
-        permits.ask(name, "rollout")
-    now = 0.0
-    while min(map(len, ended.values())) < rounds:
-        for name, phase in permits.granted(now):
-            mine = by_name[name]
-            uneven = 1.0 if rng is None else rng.uniform(0.85, 1.15)
-            seconds = uneven * (mine.rollout if phase == "rollout" else mine.training)
-            if phase == "rollout" and mine.hold < mine.rollout:
-                heapq.heappush(ends, (now + uneven * mine.hold, next(numbers), name, None))
-            heapq.heappush(ends, (now + seconds, next(numbers), name, phase))
-        now, _, name, ending = heapq.heappop(ends)
-        if ending is None:
-            permits.tail(name)
-            continue
-        permits.release(name, now)
-        permits.ask(name, "training" if ending == "rollout" else "rollout")
-        if ending == "training":
-            ended[name].append(now)
+    ended: dict[str, list[float]] = {each.name: [] for each in turns}
+
+    def stretch(job: PhasedJob) -> float:
+        return 1.0 if rng is None else rng.uniform(0.85, 1.15)
+
+    jobs = jobs_of(turns, places, shared, 0.0)
+    for now, jobs_ended, _ in roll_forward(jobs, ORDERS[order], float("inf"), stretch=stretch):
+        for job in jobs_ended:
+            if job.phase == ROLLOUT:
+                ended[job.name].append(now)
+        if min(map(len, ended.values())) >= rounds:
+            break
     skip = rounds // 4
     return {name: (each[-1] - each[skip]) / (len(each) - 1 - skip) for name, each in ended.items()}

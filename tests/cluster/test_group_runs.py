@@ -21,8 +21,10 @@ def jobs(names: str) -> list[JobEntry]:
 
 def test_it_has_the_clusters_pools_and_link_and_each_job_its_own_rollout_nodes(tmp_path: Path) -> None:
     places = {"a": frozenset({R0}), "b": frozenset({R1}), "c": frozenset({R0, R1})}
-    found = run_config(3, Seats((R0, R1), (T0,), places), jobs("abc"), tmp_path, memory=4.0, link=10.0)
+    seats = Seats((R0, R1), (T0,), places, "by-need")
+    found = run_config(3, seats, jobs("abc"), tmp_path, memory=4.0, link=10.0)
     config = checked_mix(found)
+    assert config.order == "by-need", "the order that its plan promises"
     assert (config.name, config.workers, config.memory) == ("group-3", 3, 4.0)
     assert config.pools is not None
     assert (config.pools.rollout, config.pools.training, config.pools.link) == (2, 1, 10.0)
@@ -34,7 +36,7 @@ def test_it_has_the_clusters_pools_and_link_and_each_job_its_own_rollout_nodes(t
 
 def test_where_both_phases_share_their_nodes_there_are_no_pools(tmp_path: Path) -> None:
     config = checked_mix(run_config(0, Seats((T0,), (T0,)), jobs("a"), tmp_path, memory=4.0, link=10.0))
-    assert (config.workers, config.pools) == (1, None)
+    assert (config.workers, config.pools, config.order) == (1, None, None)
     assert config.pipelines["a"].rollout_workers is None
 
 

@@ -8,9 +8,10 @@ from cluster_world import play, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jigsawrl.cluster.need import foreseen
-from jigsawrl.cluster.permits import Permits, Phase
-from jigsawrl.cluster.rounds import Places, Turn, likely, runners_of
+from jigsawrl.cluster.group_turns import GroupTurns
+from jigsawrl.cluster.rounds import by_need_seconds, jobs_of, likely
+from jigsawrl.phases.rounds import Places, Turn
+from jigsawrl.phases.turns import BY_NEED
 
 LENGTHS = (158.0, 247.0, 349.0, 431.0, 676.0, 1448.0)
 
@@ -64,7 +65,7 @@ def test_what_is_foreseen_is_what_happens():
     kept = first_come = 0
     for _ in range(120):
         turns, places = some_group(rng)
-        planned = foreseen(runners_of(turns, places, False, 0.0))
+        planned = by_need_seconds(turns, places, False)
         if max(s / t.limit for s, t in zip(planned, turns, strict=True)) <= 1:
             kept += 1
             assert worst(turns, play(turns, places, False, "by-need", 40, random.Random(1))) < 1.06
@@ -92,27 +93,20 @@ def test_the_order_that_keeps_all_limits_is_planned_and_the_faster_one_if_both_d
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=30, max_size=30), st.sets(st.integers(0, 200)))
-def test_who_goes_next_does_not_depend_on_how_often_the_same_seats_are_given(ends, moments):
+def test_who_goes_next_does_not_depend_on_how_often_the_same_jobs_are_seated(ends, moments):
     turns = [turn("a", 100, 50, limit=170), turn("b", 60, 60, limit=200), turn("c", 30, 90, limit=240)]
-    node = (frozenset({"r"}), frozenset({"t"}))
 
-    def granted(reseated: set[int]) -> list[tuple[str, Phase]]:
-        permits, log = Permits(), []
+    def started(again: set[int]) -> list[tuple[str, int]]:
+        group, log = GroupTurns(), []
         for moment in range(len(ends) + 1):
             now = 10.0 * moment
-            if moment == 0 or moment in reseated:
-                runners = runners_of(turns, [(0,)] * 3, False, now)
-                permits.seated("by-need", dict.fromkeys("abc", node), runners)
-            if moment == 0:
-                for name in "abc":
-                    permits.ask(name, "rollout")
-            else:
+            if moment == 0 or moment in again:
+                group.seat(BY_NEED, jobs_of(turns, [(0,)] * 3, False, now), now)
+            if moment:
+                running = [job.name for job in group.jobs.values() if job.ends is not None]
                 wish = ends[moment - 1]
-                name = wish if wish in permits.running else min(permits.running)
-                phase = permits.running[name]
-                permits.release(name, now)
-                permits.ask(name, "training" if phase == "rollout" else "rollout")
-            log += permits.granted(now)
+                group.end(wish if wish in running else min(running), now)
+            log += [(job.name, job.phase) for job in group.start(now)]
         return log
 
-    assert granted(moments) == granted(set())
+    assert started(moments) == started(set())

@@ -6,7 +6,7 @@ from jigsawrl.cluster.from_config import cluster_of
 from jigsawrl.cluster.jobs import Duration, Job
 from jigsawrl.cluster.scheduler import Scheduler
 from jigsawrl.config.cluster import ClusterConfig
-from jigsawrl.daemon.orders import Begin, Going, Halt, Join, Leave, Wanted, orders
+from jigsawrl.daemon.orders import Begin, Going, Halt, Join, Leave, Reorder, Wanted, orders
 
 R0, R1, T0, T1 = "rollout-0", "rollout-1", "training-0", "training-1"
 
@@ -39,6 +39,15 @@ def test_a_job_that_gets_other_rollout_nodes_of_its_group_needs_another_run() ->
     other = {**apart, "b": frozenset({R0})}
     assert orders(wanted, [going(7, 0, (R0, R1, T0), "ab", places=other)]) == [Halt(7)]
     assert orders(wanted, [going(7, 0, (R0, R1, T0), "a", places=other)]) == [Join(7, "b")]
+
+
+def test_a_run_is_told_of_another_order_before_a_job_joins_it() -> None:
+    wanted = {0: Wanted((R0, T0), ("a", "b"), order="by-need")}
+    assert orders(wanted, [going(7, 0, (R0, T0), "a", order="as-ready")]) == [
+        Reorder(7, "by-need"),
+        Join(7, "b"),
+    ]
+    assert orders(wanted, [going(7, 0, (R0, T0), "ab", order="by-need")]) == []
 
 
 def test_a_job_that_moves_leaves_one_run_before_it_joins_the_other() -> None:

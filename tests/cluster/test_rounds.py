@@ -1,4 +1,4 @@
-"""Inside a group: the forms by which it is planned, held against the permits played, and the round-robin theorem."""
+"""Inside a group: the forms by which it is planned, against orders rolled forward, and the round-robin theorem."""
 
 from __future__ import annotations
 
@@ -9,16 +9,10 @@ from cluster_world import play, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jigsawrl.cluster.permits import Permits
-from jigsawrl.cluster.rounds import (
-    Turn,
-    cycle,
-    judged,
-    keeps,
-    ready_seconds,
-    round_seconds,
-    unsaturated,
-)
+from jigsawrl.cluster.group_turns import GroupTurns
+from jigsawrl.cluster.rounds import jobs_of, judged, keeps, ready_seconds
+from jigsawrl.phases.rounds import Turn, cycle, round_seconds, unsaturated
+from jigsawrl.phases.turns import AS_READY, ROLLOUT, ROUND_ROBIN, PhasedJob
 
 SECONDS = st.integers(10, 600)
 PHASES = st.tuples(SECONDS, SECONDS)
@@ -135,59 +129,52 @@ def test_a_tail_lets_the_next_rollout_start():
     assert play(tails, [(0,), (0,)], False, "round-robin") == {"a": 120, "b": 120}
 
 
+def seated(names: str) -> list[PhasedJob]:
+    """On one rollout node and one training node."""
+    return jobs_of([turn(name, 100, 20, hold=60) for name in names], [(0,)] * len(names), False, 0.0)
+
+
+def starts(group: GroupTurns) -> list[tuple[str, int]]:
+    return [(job.name, job.phase) for job in group.start(0.0)]
+
+
 def test_first_come_is_first_served_and_turns_are_kept():
-    log = []
-    for order in ("as-ready", "round-robin"):
-        permits = Permits()
-        permits.seated(order, {name: (frozenset({"r"}), frozenset({"t"})) for name in ("a", "b")})
-        permits.ask("b", "rollout")
-        first = permits.granted(0.0)
-        permits.ask("a", "rollout")
-        log.append((order, first, permits.granted(0.0)))
-    assert log == [
-        ("as-ready", [("b", "rollout")], []),
-        ("round-robin", [], [("a", "rollout")]),
-    ]
+    for order, first in ((AS_READY, "b"), (ROUND_ROBIN, "a")):
+        a, b = seated("ab")
+        group = GroupTurns()
+        group.seat(order, [b], 0.0)
+        group.seat(order, [a, b], 0.0)
+        assert starts(group) == [(first, ROLLOUT)]
 
 
-def test_rounds_go_on_when_someone_joins_in_the_middle():
-    permits = Permits()
-    node = (frozenset({"r"}), frozenset({"t"}))
-    permits.seated("round-robin", {"a": node, "b": node})
-    permits.ask("a", "rollout")
-    permits.granted(0.0)
-    permits.tail("a")
-    permits.ask("b", "rollout")
-    permits.granted(0.0)
-    permits.seated("round-robin", {"a": node, "b": node, "c": node})
-    permits.ask("c", "rollout")
-    assert permits.granted(0.0) == []
-    permits.release("b", 0.0)
-    assert permits.granted(0.0) == [("c", "rollout")]
+def test_rounds_go_on_when_a_job_joins_in_the_middle():
+    group = GroupTurns()
+    group.seat(ROUND_ROBIN, seated("ab"), 0.0)
+    assert starts(group) == [("a", ROLLOUT)]
+    group.jobs["a"].held = 0  # its tail goes on without the node
+    assert starts(group) == [("b", ROLLOUT)]
+    group.seat(ROUND_ROBIN, seated("abc"), 0.0)
+    assert starts(group) == []
+    group.end("b", 0.0)
+    assert starts(group) == [("c", ROLLOUT)], "and not the training of b: that of a is before"
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=30, max_size=30), st.sets(st.integers(0, 200)))
-def test_whose_turn_it_is_does_not_depend_on_how_often_the_same_seats_are_given(
+def test_whose_turn_it_is_does_not_depend_on_how_often_the_same_jobs_are_seated(
     ends: list[str], moments: set[int]
 ) -> None:
     """Whoever is ready goes on at once; the phases that run end in any order."""
-    node = (frozenset({"r"}), frozenset({"t"}))
-    seats = dict.fromkeys("abc", node)
 
-    def granted(reseated: set[int]) -> list[tuple[str, str]]:
-        permits, log = Permits(), []
-        permits.seated("round-robin", seats)
-        for name in seats:
-            permits.ask(name, "rollout")
-        log += permits.granted(0.0)
+    def started(again: set[int]) -> list[tuple[str, int]]:
+        group = GroupTurns()
+        group.seat(ROUND_ROBIN, seated("abc"), 0.0)
+        log = starts(group)
         for moment, wish in enumerate(ends):
-            if moment in reseated:
-                permits.seated("round-robin", seats)
-            name = wish if wish in permits.running else min(permits.running)
-            phase = permits.running[name]
-            permits.release(name, 0.0)
-            permits.ask(name, "training" if phase == "rollout" else "rollout")
-            log += permits.granted(0.0)
+            if moment in again:
+                group.seat(ROUND_ROBIN, seated("abc"), 0.0)
+            running = [job.name for job in group.jobs.values() if job.ends is not None]
+            group.end(wish if wish in running else min(running), 0.0)
+            log += starts(group)
         return log
 
-    assert granted(moments) == granted(set())
+    assert started(moments) == started(set())

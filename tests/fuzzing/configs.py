@@ -282,7 +282,9 @@ def mix_file(rng: random.Random, folder: Path) -> Case:
             return None
         mix = load_mix(path, given, {"seed": 1})
         scene = scene_of(mix)
-        return json.dumps(simulation_document(simulated(scene, mix.config.policy, alone_seconds(scene))))
+        return json.dumps(
+            simulation_document(scene, simulated(scene, mix.config.policy, alone_seconds(scene)))
+        )
 
     return case
 
@@ -321,7 +323,7 @@ def profile_file(rng: random.Random, folder: Path) -> Case:
         (folder / "mix.yaml").write_bytes(_yaml(mix))
         scene = scene_of(load_mix(folder / "mix.yaml"))
         write_profile(known, folder / "again.json")
-        return json.dumps(simulation_document(simulated(scene, "jigsaw", alone_seconds(scene))))
+        return json.dumps(simulation_document(scene, simulated(scene, "jigsaw", alone_seconds(scene))))
 
     return case
 

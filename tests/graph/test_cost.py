@@ -18,6 +18,10 @@ H100 = HARDWARE["h100"]
 QWEN = model_named("qwen3-4b", "")
 
 
+def pass_seconds(cost: DecodeCost, sequences: float, length: float) -> float:
+    return cost.a + cost.b * sequences + cost.c * sequences * length
+
+
 def costs() -> Costs:
     return Costs(
         model=QWEN,
@@ -51,7 +55,7 @@ def test_passes_with_warm_up_outliers_give_their_coefficients():
 def test_two_steps_of_nearly_the_same_size_do_not_give_an_absurd_line():
     prior = linear_prior(QWEN, H100, 4, 1, 0.35, 6.0)
     tokens, lengths = np.array([1.40e6, 1.41e6]), np.array([1400.0, 1410.0])
-    fitted = fit_linear(tokens, lengths, np.array([17.0, 15.0]), prior, 1.0)
+    fitted = fit_linear(prior, tokens, lengths, np.array([17.0, 15.0]))
     assert fitted.seconds(1.4e6, 1400) == pytest.approx(16, rel=0.1)
     assert fitted.seconds(2.8e6, 2800) < 2.4 * fitted.seconds(1.4e6, 1400)
     assert fitted.seconds(0, 0) < 16
@@ -59,7 +63,7 @@ def test_two_steps_of_nearly_the_same_size_do_not_give_an_absurd_line():
 
 def test_no_measurement_leaves_the_prior():
     prior, none = linear_prior(QWEN, H100, 4, 1, 0.35, 6.0), np.zeros(0)
-    assert fit_linear(none, none, none, prior, 1.0) == prior
+    assert fit_linear(prior, none, none, none) == prior
     assert fit_decode(none, none, none, DecodeCost(1, 2, 3)) == DecodeCost(1, 2, 3)
 
 
@@ -72,12 +76,15 @@ def test_no_coefficient_is_ever_negative(rows):
 def test_the_knee_is_where_half_of_a_pass_is_fixed():
     decode = DecodeCost(4e-3, 13e-6, 10e-9)
     knee = decode.knee(1000)
-    assert decode.pass_seconds(knee, 1000) == pytest.approx(2 * decode.a, rel=0.01)
+    assert pass_seconds(decode, knee, 1000) == pytest.approx(2 * decode.a, rel=0.01)
     assert decode.knee(8000) < knee
 
 
 def test_wider_training_divides_tokens_but_not_what_is_fixed():
-    four, eight = costs().logprob_seconds(1e6, 1000, 4), costs().logprob_seconds(1e6, 1000, 8)
+    four, eight = (
+        costs().token_pass_seconds("logprob", 1e6, 1000, 4),
+        costs().token_pass_seconds("logprob", 1e6, 1000, 8),
+    )
     assert eight - 5 == pytest.approx((four - 5) / 2)
     assert costs().optim_seconds(8) == 7.5
 
@@ -88,7 +95,10 @@ def test_state_kept_on_hosts_is_fetched_by_every_worker_in_part():
     assert offloaded.swapped("ref", 4) == 7
     assert offloaded.swapped("ref", 8) == 3.5
     assert 14.9 < offloaded.swapped("optim", 4) < 15
-    four, eight = offloaded.logprob_seconds(1e6, 1000, 4), offloaded.logprob_seconds(1e6, 1000, 8)
+    four, eight = (
+        offloaded.token_pass_seconds("logprob", 1e6, 1000, 4),
+        offloaded.token_pass_seconds("logprob", 1e6, 1000, 8),
+    )
     assert eight == pytest.approx(four / 2)
 
 
@@ -106,15 +116,17 @@ def test_other_hardware_is_slower_where_it_has_less_and_says_that_it_was_derived
     assert there.derived
     assert not here.derived
     assert "roofline" in there.source
-    assert there.grad_seconds(1e6, 1000, 4) == pytest.approx(here.grad_seconds(1e6, 1000, 4) * 989 / 148)
-    assert there.decode(4).pass_seconds(1, 4000) < here.decode(4).pass_seconds(1, 4000)
+    assert there.token_pass_seconds("grad", 1e6, 1000, 4) == pytest.approx(
+        here.token_pass_seconds("grad", 1e6, 1000, 4) * 989 / 148
+    )
+    assert pass_seconds(there.decode(4), 1, 4000) < pass_seconds(here.decode(4), 1, 4000)
     assert there.decode(4).b > here.decode(4).b
     assert here.on(H100) is here
 
 
 def test_a_larger_model_costs_more_everywhere():
     small, large = costs(), costs().of(model_named("qwen3-32b", ""))
-    assert large.decode(4).pass_seconds(16, 1000) > small.decode(4).pass_seconds(16, 1000)
-    assert large.grad_seconds(1e6, 1000, 4) > 5 * small.grad_seconds(1e6, 1000, 4)
+    assert pass_seconds(large.decode(4), 16, 1000) > pass_seconds(small.decode(4), 16, 1000)
+    assert large.token_pass_seconds("grad", 1e6, 1000, 4) > 5 * small.token_pass_seconds("grad", 1e6, 1000, 4)
     assert large.kv_tokens is None
     assert large.derived

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,21 +14,46 @@ from test_traces import STEP, write
 from verl_logs import PLAIN, log, step
 
 from jigsawrl.errors import JigsawError
-from jigsawrl.graph.fit import fit_folder
+from jigsawrl.graph.fit import fit_traces
+from jigsawrl.graph.forecast import Forecast
+from jigsawrl.graph.hardware import hardware_named
 from jigsawrl.graph.interference import CORES, H200, Felt
-from jigsawrl.graph.predict import StepWork, stage_seconds
-from jigsawrl.graph.profile import builtin_profiles, load_profile, table_on, write_profile
-from jigsawrl.graph.rollout import rollout_seconds
+from jigsawrl.graph.outlook import Outlook
+from jigsawrl.graph.predict import outlook_of, stage_seconds
+from jigsawrl.graph.profile import Profile, builtin_profiles, load_profile, table_on, write_profile
+from jigsawrl.graph.runs import read_runs
+from jigsawrl.graph.traces import read_traces
+from jigsawrl.policies.named import POLICIES
+from jigsawrl.simulator.jobs import Job
+from jigsawrl.simulator.simulation import Simulation
+
+
+def fit_folder(folder: Path) -> Profile:
+    """A profile of the runs in a folder or log."""
+    traces, _ = read_runs(folder)
+    return fit_traces(traces, folder.stem, "measured runs")
 
 
 def test_a_fitted_profile_predicts_the_runs_it_was_fitted_on(tmp_path):
     profile = fit_folder(write(tmp_path))
-    workload = profile.workload("gsm8k_qwen3-4b")
-    work = StepWork(workload.lengths(1), workload.prompt_tokens, 840.0)
-    seconds = stage_seconds(profile.costs("gsm8k_qwen3-4b"), work)
+    (trace,) = read_traces(tmp_path)
+    seconds = stage_seconds(profile.workload("gsm8k_qwen3-4b").costs, trace, trace.steps[1])
     assert seconds["gen"] == pytest.approx(STEP["timing_s/gen"], rel=0.1)
     assert seconds["update_actor"] == pytest.approx(STEP["timing_s/update_actor"], rel=0.1)
     assert seconds["step"] == pytest.approx(STEP["timing_s/step"], rel=0.1)
+
+
+def test_what_a_fit_is_judged_by_is_what_the_step_takes_when_it_is_planned_and_simulated(tmp_path):
+    costs = fit_folder(write(tmp_path)).workload("gsm8k_qwen3-4b").costs
+    (trace,) = read_traces(tmp_path)
+    step = replace(
+        trace.steps[1], total_tokens=float(trace.steps[1].lengths.sum()) + 8 * 80, turns=2, tool_wait=3
+    )
+    shape = outlook_of(trace, step, costs).shape
+    believed = Forecast.from_prior(step.lengths, trace.max_tokens)
+    job = Job(shape, costs, lambda number: step.lengths, believed)
+    seconds = Simulation(POLICIES["serial"], [job], costs.hardware, costs.gpus, H200).run().seconds
+    assert seconds == pytest.approx(stage_seconds(costs, trace, step)["step"])
 
 
 def test_a_profile_is_the_same_after_writing_and_reading(tmp_path):
@@ -39,7 +65,9 @@ def test_a_profile_is_the_same_after_writing_and_reading(tmp_path):
     assert again.workloads.keys() == profile.workloads.keys()
     workload = profile.workload("gsm8k_qwen3-4b")
     assert again.workload("gsm8k_qwen3-4b").quantiles == workload.quantiles
-    assert again.costs("gsm8k_qwen3-4b").decoding.a == pytest.approx(workload.costs.decoding.a, rel=1e-5)
+    assert again.workload("gsm8k_qwen3-4b").costs.decoding.a == pytest.approx(
+        workload.costs.decoding.a, rel=1e-5
+    )
     write_profile(again, tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
 
@@ -113,10 +141,10 @@ def test_every_built_in_profile_knows_all_traced_workloads(name):
     assert len(profile.workloads) == 17
     assert profile.source
     assert profile.derived == (name != "h100-traces")
-    for each, workload in profile.workloads.items():
-        costs = profile.costs(each)
-        seconds = rollout_seconds(costs, workload.lengths(0), workload.prompt_tokens, costs.tp)
-        assert 1 < seconds < 10_000
+    for workload in profile.workloads.values():
+        costs = workload.costs
+        outlook = Outlook(workload.shape(), costs, costs.hardware, workload.forecast(workload.max_tokens))
+        assert 1 < outlook.rollout_seconds(1, costs.tp) < 10_000
         assert costs.hardware == profile.hardware
         assert costs.derived == profile.derived
         assert workload.shape().sequences == 1024
@@ -135,16 +163,16 @@ def test_quantiles_keep_the_longest_and_about_the_sum():
     workload = load_profile("h100-traces").workload("gsm8k_qwen3-4b-instruct")
     lengths = workload.lengths(0)
     assert lengths.max() == workload.quantiles[0][-1]
-    assert len(workload.lengths(3, 100)) == 100
     assert float(np.mean(lengths)) == pytest.approx(257, rel=0.03)
 
 
 def test_other_hardware_is_marked_as_derived():
     profile = load_profile("h100-traces")
-    assert not profile.costs("gsm8k_qwen3-4b").derived
-    assert profile.costs("gsm8k_qwen3-4b", "a100").derived
+    costs = profile.workload("gsm8k_qwen3-4b").costs
+    assert not costs.derived
+    assert costs.on(hardware_named("a100")).derived
     with pytest.raises(JigsawError, match="h100"):
-        profile.costs("gsm8k_qwen3-4b", "abacus")
+        hardware_named("abacus")
     with pytest.raises(JigsawError, match="gsm8k_qwen3-4b"):
         profile.workload("nothing")
 

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cost import costs
+from test_cost import H100, QWEN, costs, pass_seconds
 
 from jigsawrl.graph.cost import DecodeCost
+from jigsawrl.graph.forecast import Forecast
+from jigsawrl.graph.outlook import Outlook
 from jigsawrl.graph.rollout import decode_passes, rollout_seconds
+from jigsawrl.graph.shape import PipelineShape
 
 DECODE = DecodeCost(4e-3, 13e-6, 10e-9)
 
@@ -23,7 +26,7 @@ def by_hand(lengths: list[int], prompt: float) -> float:
     seconds = 0.0
     for t in range(max(lengths)):
         active = sum(1 for each in lengths if each > t)
-        seconds += DECODE.pass_seconds(active, prompt + t + 0.5)
+        seconds += pass_seconds(DECODE, active, prompt + t + 0.5)
     return seconds
 
 
@@ -57,25 +60,25 @@ def test_sequences_that_outgrow_the_cache_give_way_and_come_again():
 
 
 def test_one_straggler_makes_a_rollout_long():
-    usual = rollout_seconds(costs(), [200] * 256, 100, 4)
-    straggling = rollout_seconds(costs(), [200] * 255 + [8000], 100, 4)
+    usual = rollout_seconds(costs(), np.full(256, 200.0), 100, 4, 8000)
+    straggling = rollout_seconds(costs(), np.array([200.0] * 255 + [8000.0]), 100, 4, 8000)
     assert straggling > usual + 7800 * DECODE.a
 
 
 def test_tools_make_the_batch_wait_after_every_turn_but_the_last():
-    at_once = rollout_seconds(costs(), [300] * 64, 100, 4, turns=3)
-    waiting = rollout_seconds(costs(), [300] * 64, 100, 4, turns=3, tool_seconds=20)
+    at_once = rollout_seconds(costs(), np.full(64, 300.0), 100, 4, 8000, turns=3)
+    waiting = rollout_seconds(costs(), np.full(64, 300.0), 100, 4, 8000, turns=3, tool_seconds=20)
     assert waiting == pytest.approx(at_once + 40, abs=0.5)
 
 
 def test_more_engines_share_the_sequences():
-    one = rollout_seconds(costs(), np.full(1024, 500), 100, 4)
-    four = rollout_seconds(costs(), np.full(1024, 500), 100, 4, engines=4)
-    assert four < one / 2
+    shape = PipelineShape("a", QWEN, 1024, 1, 100, 8000)
+    outlook, lengths = Outlook(shape, costs(), H100, Forecast((), 8000)), np.full(1024, 500.0)
+    (one,), four = outlook.engines(lengths, 1, 4), outlook.engines(lengths, 4, 4)
+    assert max(each.seconds for each in four) < one.seconds / 2
 
 
 def test_a_fixed_part_is_added_once():
-    plain = rollout_seconds(costs(), [10], 5, 4)
-    assert rollout_seconds(replace(costs(), rollout_fixed_seconds=3.0), [10], 5, 4) == pytest.approx(
-        plain + 3
-    )
+    plain = rollout_seconds(costs(), np.array([10.0]), 5, 4, 10)
+    fixed = rollout_seconds(replace(costs(), rollout_fixed_seconds=3.0), np.array([10.0]), 5, 4, 10)
+    assert fixed == pytest.approx(plain + 3)

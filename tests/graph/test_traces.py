@@ -59,8 +59,8 @@ def test_a_workload_is_read_with_its_lengths_and_model(tmp_path):
     assert trace.steps[0].lengths.tolist() == [10, 15, 20, 25, 30, 35, 40, 45]
     assert trace.steps[0].turns == 1
     assert trace.forwards is not None
-    assert trace.forwards.prefill.tolist() == [True, False]
-    assert trace.forwards.seconds[1] == pytest.approx(4.1e-3)
+    assert trace.forwards["prefill"].tolist() == [True, False]
+    assert trace.forwards["seconds"][1] == pytest.approx(4.1e-3)
 
 
 def test_missing_keys_forwards_and_steps_are_no_hindrance(tmp_path):
@@ -113,6 +113,12 @@ def test_nonsensical_seconds_name_their_step_and_key(tmp_path, value):
     text = message(write(tmp_path, [{"step": 1, **STEP}, {"step": 2, **STEP, "timing_s/gen": value}]))
     assert "steps[1]" in text
     assert "timing_s/gen" in text
+
+
+def test_more_turns_than_can_be_predicted_name_their_step(tmp_path):
+    assert "num_turns/mean is 5000.0, which cannot be" in message(
+        write(tmp_path, [{"step": 1, **STEP, "num_turns/mean": 5000.0}])
+    )
 
 
 def test_a_truncated_gzip_is_refused(tmp_path):

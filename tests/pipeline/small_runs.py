@@ -8,8 +8,9 @@ from typing import Any
 
 from jigsawrl.config import RunConfig
 from jigsawrl.config.runfile import checked
+from jigsawrl.pipeline.calls import Call
+from jigsawrl.pipeline.execution_env import ExecutionEnv, StandaloneEnv
 from jigsawrl.pipeline.loop import Result, run
-from jigsawrl.pipeline.surroundings import Alone, Surroundings
 from jigsawrl.pipeline.workers import Handle, Workers
 from jigsawrl.telemetry.progress import Progress
 
@@ -39,12 +40,12 @@ def config(**changes: Any) -> RunConfig:
     return checked(data)
 
 
-def train(out: Path, resume: bool = False, around: Surroundings | None = None, **changes: Any) -> Result:
+def train(out: Path, resume: bool = False, env: ExecutionEnv | None = None, **changes: Any) -> Result:
     with Progress(json=True) as progress:
-        return run(config(**changes), out, resume, progress, around)
+        return run(config(**changes), out, resume, progress, env)
 
 
-class Noting(Alone):
+class Noting(StandaloneEnv):
     """Notes the prompt of every sequence of every minibatch."""
 
     def __init__(self) -> None:
@@ -59,15 +60,14 @@ class NotingHandle:
     def __init__(self, handle: Handle, noting: Noting) -> None:
         self.handle = handle
         self.noting = noting
-        self.result = handle.result
         self.close = handle.close
 
-    def start(self, method: str, *args: Any) -> None:
+    def start(self, method: str, *args: Any) -> Call:
         if method == "forward_backward":
             (batch,) = args
             prompts = [str(t[: p[0]].tolist()) for t, p in zip(batch.tokens, batch.trained, strict=True)]
             self.noting.minibatches.append(prompts)
-        self.handle.start(method, *args)
+        return self.handle.start(method, *args)
 
 
 def metrics(out: Path) -> list[dict[str, float]]:

@@ -58,7 +58,7 @@ def test_turns_with_the_reward_none_add_nothing_and_an_episode_of_such_turns_is_
         task=words(tmp_path, reward),
         model=UNTRAINED,
         rollout=rollout,
-        around=noting,
+        env=noting,
     )
     (row,) = metrics(tmp_path / "run")
     ((*trained,),) = noting.minibatches

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
-import threading
 import time
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_kill import left_behind
-
-from jigsawrl.pipeline.actor_process import ActorDied, ProcessHandle, receive, send
-from jigsawrl.pipeline.gang import answers, first_cause
 
 PATIENCE_S = 90.0
 RUN_FILE = """
@@ -137,82 +129,3 @@ def test_a_worker_that_is_stopped_ends_the_run_within_a_bound_though_it_is_told_
     assert end(process) not in (0, -signal.SIGKILL)
     said = (tmp_path / "said").read_text()
     assert "worker 1 did not show that it was alive for 5 s, and was ended" in said
-
-
-def playing(pipe: Connection, play: Any) -> threading.Thread:
-    """Plays an actor at the other end."""
-    thread = threading.Thread(target=play, args=(pipe,), daemon=True)
-    thread.start()
-    return thread
-
-
-def test_the_first_failure_is_heard_though_others_never_answer() -> None:
-    silent, failing = Pipe(), Pipe()
-    handles = [ProcessHandle(ours, None, rank) for rank, (ours, _) in enumerate((silent, failing))]
-    for handle in handles:
-        handle.start("ready")
-    receive(failing[1])
-    send(failing[1], ("failed", "OSError: too many processes"))
-    with pytest.raises(RuntimeError, match="worker 1 failed: OSError: too many processes"):
-        answers(handles)
-
-
-def test_answers_are_in_the_order_of_the_workers() -> None:
-    pipes = [Pipe() for _ in range(3)]
-    handles = [ProcessHandle(ours, None, rank) for rank, (ours, _) in enumerate(pipes)]
-    for handle in handles:
-        handle.start("ready")
-    for rank in (2, 0, 1):
-        send(pipes[rank][1], ("outputs", []))
-        send(pipes[rank][1], ("answer", rank * 10))
-    assert answers(handles) == [0, 10, 20]
-
-
-def test_a_death_is_the_cause_of_the_connections_that_others_lose() -> None:
-    lost, died = RuntimeError("worker 0 failed: connection closed by peer"), ActorDied("worker 1 died")
-    assert first_cause([lost, died]) is died
-    assert first_cause([lost]) is lost
-
-
-def test_somebody_else_is_listened_to_while_workers_are_waited_for() -> None:
-    (ours, theirs), (line, scheduler) = Pipe(), Pipe()
-    heard: list[str] = []
-    handle = ProcessHandle(ours, None, 0)
-    handle.start("sleep")
-
-    def listen() -> None:
-        heard.append(line.recv())
-        send(theirs, ("answer", "slept"))
-
-    scheduler.send("news")
-    assert answers([handle], {line: listen}) == ["slept"]
-    assert heard == ["news"]
-
-
-def test_an_actor_that_says_much_before_it_reads_and_its_pipeline_do_not_wait_for_each_other() -> None:
-    ours, theirs = Pipe()
-    much, outputs = b"x" * (1 << 21), [b"y" * (1 << 21)]
-
-    def play(pipe: Connection) -> None:
-        send(pipe, ("outputs", outputs))  # nobody has read it when the call comes
-        kind, method, args = receive(pipe)
-        send(pipe, ("answer", (kind, method, args == (much,))))
-
-    playing(theirs, play)
-    handle = ProcessHandle(ours, None, 0)
-    answered: list[Any] = []
-    caller = threading.Thread(target=lambda: answered.append(handle.call("load", much)), daemon=True)
-    caller.start()
-    caller.join(30)
-    assert answered == [("call", "load", True)]
-    assert handle.take_early() == outputs  # type: ignore[comparison-overlap]
-
-
-@pytest.mark.parametrize("size", [0, 1, 1 << 15, (1 << 15) + 1, 3 << 20])
-def test_what_is_sent_is_what_a_connection_reads(size: int) -> None:
-    ours, theirs = Pipe()
-    got: list[Any] = []
-    reader = playing(theirs, lambda pipe: got.append(pickle.loads(pipe.recv_bytes())))
-    ProcessHandle(ours, None, 0).start("load", b"z" * size)
-    reader.join(30)
-    assert got == [("call", "load", (b"z" * size,))]

@@ -29,7 +29,7 @@ def test_samples_with_the_reward_none_are_neither_trained_on_nor_counted_as_zero
     reward = "{'score': None if 'e' in text or number == 5 else len(text), 'length': len(text)}"
     rewarded = task(tmp_path, reward)
     many = {"minibatches": 32}
-    train(tmp_path / "run", steps=1, task=rewarded, model=UNTRAINED, algorithm=many, around=noting)
+    train(tmp_path / "run", steps=1, task=rewarded, model=UNTRAINED, algorithm=many, env=noting)
     (row,) = metrics(tmp_path / "run")
     trained = [prompt for minibatch in noting.minibatches for prompt in minibatch]
     assert {len(minibatch) for minibatch in noting.minibatches} == {1}
@@ -100,7 +100,7 @@ def test_dynamic_sampling_replaces_groups_with_less_than_two_rewards(tmp_path):
         task=task(tmp_path, reward, size=40),
         model=UNTRAINED,
         algorithm={"dynamic_sampling": {"max_rounds": 8}},
-        around=noting,
+        env=noting,
     )
     (row,) = metrics(tmp_path / "run")
     assert row["rollout/groups_kept"] == 8

@@ -39,7 +39,7 @@ def test_the_shuffle_is_the_same_on_every_machine_and_another_for_each_seed_step
 def test_the_minibatches_of_an_epoch_hold_the_batch_and_not_the_same_samples_of_every_prompt(tmp_path):
     noting = Noting()
     algorithm = {"epochs": 2, "minibatches": 4}
-    train(tmp_path / "run", steps=2, model=UNTRAINED, algorithm=algorithm, around=noting)
+    train(tmp_path / "run", steps=2, model=UNTRAINED, algorithm=algorithm, env=noting)
     assert [len(mini) for mini in noting.minibatches] == [8] * 16
     epochs = [noting.minibatches[start : start + 4] for start in range(0, 16, 4)]
     for first, second in (epochs[:2], epochs[2:]):

@@ -13,9 +13,9 @@ from small_runs import COLD, config, train
 
 from jigsawrl.config import RunConfig
 from jigsawrl.engine.decoding import Decoded, told_of_decoding, why_not_kernels
+from jigsawrl.pipeline.execution_env import StandaloneEnv
 from jigsawrl.pipeline.loop import run
 from jigsawrl.pipeline.no_signal import NoSignal
-from jigsawrl.pipeline.surroundings import Alone
 from jigsawrl.pipeline.trajectory import Trajectory
 from jigsawrl.pipeline.workers import LocalHandle, Workers
 from jigsawrl.telemetry.progress import Progress
@@ -108,7 +108,7 @@ def test_a_run_without_signal_and_with_columns_that_are_not_used_says_both_once(
     assert result.summary.cut_off > 0.5
 
 
-class OnAnA100(Alone):
+class OnAnA100(StandaloneEnv):
     """Actors that say what they would say on a GPU before Hopper."""
 
     def workers(self, config: RunConfig, base: Path, device: str) -> Workers:

@@ -31,10 +31,10 @@ def test_samples_are_handed_over_and_messages_are_heard_inside_of_a_burst_of_dec
 
     def calling(*given: Any) -> Any:
         if device.bursts == [LONGEST, 3]:
-            send(theirs, ("call", "who is there", ()))
+            send(theirs, (7, "who is there", ()))
         return launch(*given)
 
-    def noting(pipe: Any, message: tuple[str, Any]) -> None:
+    def noting(pipe: Any, message: tuple[str, int | None, Any]) -> None:
         sent.append((message[0], list(device.bursts)))
         send(pipe, message)
 
@@ -42,9 +42,7 @@ def test_samples_are_handed_over_and_messages_are_heard_inside_of_a_burst_of_dec
     monkeypatch.setattr(actor_process, "send", noting)
     for number, length in enumerate((100, ROUND + 4)):
         sampling = SamplingParams(max_tokens=length, ignore_eos=True)
-        send(
-            theirs, ("request", Request(str(number), [1, 2], sampling, [SampleKey(7, "", 0, number, 0)]), ())
-        )
+        send(theirs, (None, Request(str(number), [1, 2], sampling, [SampleKey(7, "", 0, number, 0)]), ()))
     serving = threading.Thread(
         target=serve, args=(ours, lambda method, args: "it is me", lambda: actor, lambda: False, None)
     )
@@ -53,7 +51,7 @@ def test_samples_are_handed_over_and_messages_are_heard_inside_of_a_burst_of_dec
     theirs.close()
     serving.join(timeout=60)
     assert not serving.is_alive()
-    assert [kind for kind, _ in kinds] == ["outputs", "answer", "outputs"]
-    assert [len(kinds[place][1][0].generated.token_ids) for place in (0, 2)] == [ROUND + 4, 100]
+    assert [(kind, id) for kind, id, _ in kinds] == [("outputs", None), ("answer", 7), ("outputs", None)]
+    assert [len(kinds[place][2][0].generated.token_ids) for place in (0, 2)] == [ROUND + 4, 100]
     assert sent[0] == ("outputs", [2 * ROUND]), "in the round after it had ended"
     assert sent[1] == ("answer", [LONGEST, ROUND])

@@ -14,11 +14,12 @@ from small_runs import SMALL, config, learned
 from jigsawrl.engine.types import Request, SampleKey, SamplingParams
 from jigsawrl.errors import JigsawError
 from jigsawrl.model.tiny import write_tiny
+from jigsawrl.phases.ids import PhaseKind
 from jigsawrl.pipeline import kept
 from jigsawrl.pipeline.actor import Actor
+from jigsawrl.pipeline.execution_env import StandaloneEnv
 from jigsawrl.pipeline.loop import run
 from jigsawrl.pipeline.residency import Swapped
-from jigsawrl.pipeline.surroundings import Alone, Phase
 from jigsawrl.pipeline.warmup import prepare_base
 from jigsawrl.pipeline.workers import Workers, start_workers
 from jigsawrl.store.store import Store
@@ -49,7 +50,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare_base(settings, tmp_path_factory.mktemp("base"), lambda text: None)
 
 
-class Naps(Alone):
+class Naps(StandaloneEnv):
     """Before every phase everybody sleeps and wakes. Only every second step is published."""
 
     def __init__(self, store: Store) -> None:
@@ -61,7 +62,7 @@ class Naps(Alone):
         return self.gang
 
     @contextmanager
-    def phase(self, phase: Phase, step: int) -> Iterator[None]:
+    def phase(self, phase: PhaseKind, step: int) -> Iterator[None]:
         for verb in ("sleep", "wake_up"):
             self.swaps.append(self.gang.all(verb, self.store.root, "naps"))
         yield
@@ -72,10 +73,10 @@ class Naps(Alone):
         return super().remember(step, workers, state)
 
 
-def trained(out: Path, around: Alone, changes: dict[str, Any]) -> tuple[Any, bytes]:
+def trained(out: Path, env: StandaloneEnv, changes: dict[str, Any]) -> tuple[Any, bytes]:
     """The figures of a run's steps, and its final model."""
     with Progress(json=True) as progress:
-        run(config(name="naps", deterministic=True, **changes), out, False, progress, around)
+        run(config(name="naps", deterministic=True, **changes), out, False, progress, env)
     return learned(out), (out / "model" / "model.safetensors").read_bytes()
 
 
@@ -108,7 +109,7 @@ def test_a_run_with_naps_learns_the_same_bit_for_bit(tmp_path, stores, base, kin
     changes = case(base, kind)
     figures, model = trained(tmp_path / "naps", naps, changes)
     assert all(row["actor/grad_norm"] > 0 for row in figures)
-    assert (figures, model) == trained(tmp_path / "awake", Alone(), changes)
+    assert (figures, model) == trained(tmp_path / "awake", StandaloneEnv(), changes)
     usage = store.usage()
     assert (usage.spilled_bytes if budget == PAGE else usage.memory_bytes) > 0
     assert usage.memory_bytes <= budget

@@ -12,7 +12,7 @@ from graph.planning import WORKER, job
 from jigsawrl.graph.interference import CORES, H200, Interference
 from jigsawrl.policies.balance import AHEAD, CAUTIOUS, LEVEL, balanced
 from jigsawrl.policies.jigsaw import Jigsaw
-from jigsawrl.policies.state import Action, Event, State
+from jigsawrl.policies.state import Action, Change, State
 from jigsawrl.simulator.jobs import Job
 from jigsawrl.simulator.simulation import Simulation
 
@@ -27,8 +27,8 @@ class Watched:
     name: str = "jigsaw"
     seen: list[tuple[dict[str, float], dict[str, float], dict[str, bool]]] = field(default_factory=list)
 
-    def decide(self, state: State, events: list[Event]) -> list[Action]:
-        actions = self.inner.decide(state, events)
+    def decide(self, state: State, changes: list[Change]) -> list[Action]:
+        actions = self.inner.decide(state, changes)
         changed = {action.lane: action.confined for action in balanced(state)}
         left, most = (
             {each.name: state.left_alone(each, level) for each in state.unfinished() if each.lanes}

@@ -13,16 +13,17 @@ from graph.planning import WORKER, job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jigsawrl.cluster.rounds import Turn, lateness, likely
+from jigsawrl.cluster.rounds import lateness, likely
 from jigsawrl.graph.interference import CORES
 from jigsawrl.graph.profile import load_profile, table_on
+from jigsawrl.phases.rounds import Turn
+from jigsawrl.phases.turns import AS_READY, ORDERS, ROUND_ROBIN, OrderName, PhasedJob
 from jigsawrl.policies import gathering, rollmux
-from jigsawrl.policies.ahead import BY_NEED, LONGEST_WAIT, ROUND_ROBIN, Course, courses_of, orders, starting
-from jigsawrl.policies.rollmux import RollMux, chosen, in_rounds
+from jigsawrl.policies.ahead import LEAST_SLACK, jobs_of
+from jigsawrl.policies.rollmux import RollMux, chosen, first_by, in_rounds, orders
 from jigsawrl.policies.starts import start_on
-from jigsawrl.policies.state import Action, Arrived, Event, Phase, Policy, State
-from jigsawrl.simulator.jobs import Job
-from jigsawrl.simulator.setup import job_of
+from jigsawrl.policies.state import Action, Change, PipelineArrived, Policy, State
+from jigsawrl.simulator.jobs import Job, job_of
 from jigsawrl.simulator.simulation import Outcome, Simulation
 from jigsawrl.telemetry.timeline import Span, read_spans
 
@@ -43,15 +44,14 @@ class AsUsual:
     def __init__(self) -> None:
         self.saturated = False
 
-    def decide(self, state: State, events: list[Event]) -> list[Action]:
+    def decide(self, state: State, changes: list[Change]) -> list[Action]:
         pipelines = state.unfinished()
-        order = ROUND_ROBIN if in_rounds(pipelines) else LONGEST_WAIT
-        if not events or isinstance(events[0], Arrived):
-            self.saturated = order is LONGEST_WAIT
-        starts = [
-            start_on(state, state.pipelines[course.name], state.pipelines[course.name].home)
-            for course in starting(courses_of(state, pipelines), order, state.now)
-        ]
+        order = ROUND_ROBIN if in_rounds(pipelines) else AS_READY
+        if not changes or isinstance(changes[0], PipelineArrived):
+            self.saturated = order is AS_READY
+        first = first_by(order, jobs_of(state, pipelines), state.now)
+        phases = [state.pipelines[each.name].current for each in first]
+        starts = [start_on(state, phase, phase.home) for phase in phases]
         return [start for start in starts if start is not None]
 
 
@@ -97,7 +97,7 @@ def test_a_phase_is_not_made_to_wait_for_more_than_a_step_of_everyone_else_and_t
     jobs = [job("long", prompts=64, steps=12, sigma=0.0), *(job(n, steps=3, sigma=0.0) for n in "abc")]
     simulation = Simulation(RollMux(), jobs, WORKER, 2, CORES, rollout_workers=1)
     outcome = simulation.run()
-    steps = {each.name: each.solo_seconds() for each in simulation.pipelines.values()}
+    steps = {each.name: each.solo_seconds() for each in simulation.core.state.pipelines.values()}
     for name, step in steps.items():
         ends = [0.0, *(span.t1 for span in read_spans(outcome.log) if span.pipeline == name)]
         begins = [span.t0 for span in read_spans(outcome.log) if span.pipeline == name]
@@ -105,34 +105,33 @@ def test_a_phase_is_not_made_to_wait_for_more_than_a_step_of_everyone_else_and_t
         assert max(waits) <= 2 * (sum(steps.values()) - step) * 1.1
 
 
-def course(name: str, rollout: float, training: float, **more: Any) -> Course:
-    seconds: dict[Phase, float] = {"rollout": rollout, "training": training}
-    workers: dict[Phase, int] = {"rollout": 1, "training": 2}
-    made = Course(name, ord(name), seconds, workers, "rollout", 4, None, 0, 0.0, {}, float("inf"))
-    return replace(made, **more)
+def waits(name: str, rollout: float, training: float, **more: Any) -> PhasedJob:
+    """A job of four steps whose rollout could start, in two pools of one worker."""
+    seconds = rollout, training
+    return PhasedJob(name, ord(name), seconds, seconds, (1, 2), **{"steps": 4, **more})
 
 
 def test_the_one_with_most_work_goes_first_where_it_would_be_left_alone_at_the_end() -> None:
-    group = [course("a", 10, 10, steps=2), course("b", 10, 10, steps=2), course("c", 10, 10, steps=6)]
-    assert [each.name for each in starting(group, LONGEST_WAIT, 0.0)] == ["a"]
-    assert [each.name for each in chosen(group, 0.0, LONGEST_WAIT)] == ["c"]
+    group = [waits("a", 10, 10, steps=2), waits("b", 10, 10, steps=2), waits("c", 10, 10, steps=6)]
+    assert [each.name for each in first_by(AS_READY, group, 0.0)] == ["a"]
+    assert [each.name for each in chosen(group, 0.0, AS_READY)] == ["c"]
 
 
 def test_who_has_waited_for_a_step_of_all_others_goes_first_whatever_comes_of_it() -> None:
-    group = [course("a", 10, 10, steps=2, since=0.0), course("c", 10, 10, steps=6, since=15.0)]
-    assert [each.name for each in chosen(group, 20.0, LONGEST_WAIT)] == ["c"]
-    assert [each.name for each in chosen(group, 21.0, LONGEST_WAIT)] == ["a"]
+    group = [waits("a", 10, 10, steps=2, since=0.0), waits("c", 10, 10, steps=6, since=15.0)]
+    assert [each.name for each in chosen(group, 20.0, AS_READY)] == ["c"]
+    assert [each.name for each in chosen(group, 21.0, AS_READY)] == ["a"]
 
 
 def test_all_alike_go_in_rounds() -> None:
     last = {"a": 3.0, "b": 1.0, "c": 2.0}
-    group = [course(name, 10, 10, turns={"rollout": t, "training": t}) for name, t in last.items()]
+    group = [waits(name, 10, 10, turns=[t, t]) for name, t in last.items()]
     assert [each.name for each in chosen(group, 4.0, ROUND_ROBIN)] == ["b"]
 
 
 def test_a_promise_goes_before_an_early_end() -> None:
-    group = [course("a", 10, 10, steps=1, due=21.0), course("c", 10, 10, steps=6)]
-    assert [each.name for each in chosen(group, 0.0, LONGEST_WAIT)] == ["a"]
+    group = [waits("a", 10, 10, steps=1, due=21.0), waits("c", 10, 10, steps=6)]
+    assert [each.name for each in chosen(group, 0.0, AS_READY)] == ["a"]
 
 
 def promised(draw: random.Random) -> list[Job]:
@@ -163,7 +162,7 @@ def as_turns(jobs: list[Job]) -> list[Turn]:
     simulation.run()
     turns = []
     for each in jobs:
-        pipeline = simulation.pipelines[each.shape.name]
+        pipeline = simulation.core.state.pipelines[each.shape.name]
         rollout, training = pipeline.rollout_seconds(), pipeline.training_seconds()
         limit = (each.shape.max_slowdown or 1.0) * (rollout + training)
         turns.append(Turn(each.shape.name, rollout, rollout, training, 0.0, rollout + training, limit))
@@ -187,11 +186,31 @@ def test_groups_that_are_planned_by_need_keep_their_promises_when_they_run(
         assert lateness(turns, likely(turns, places, shared=False)) < 0.98
         late.append(worst(RollMux(), jobs))
     assert max(late) < 1.0
-    for module in (rollmux, gathering):
-        monkeypatch.setattr(
-            module, "orders", lambda courses: tuple(o for o in orders(courses) if o is not BY_NEED)
-        )
+    monkeypatch.setattr(
+        rollmux, "orders", lambda jobs: tuple(o for o in orders(jobs) if o is not LEAST_SLACK)
+    )
     assert min(worst(RollMux(), jobs) for jobs in groups) > 1.02
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_order_that_was_promised_is_the_one_that_runs(
+    order: OrderName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another start is predicted to end all work sooner."""
+    seen = []
+
+    def watched(by: Any, jobs: Any, now: float) -> Any:
+        seen.append(by)
+        return first_by(by, jobs, now)
+
+    monkeypatch.setattr(rollmux, "first_by", watched)
+    outcome = simulate(RollMux(order), group(random.Random(3)))
+    assert set(seen) == {ORDERS[order]}
+    rolls = [span.pipeline for span in rollouts(outcome) if span.substage == "prefill"]
+    if order == "round-robin":  # until the first one has made all its steps
+        names = sorted(set(rolls))
+        first = min(len(rolls) - 1 - rolls[::-1].index(name) for name in names)
+        assert rolls[:first] == [names[k % len(names)] for k in range(first)]
 
 
 # Pipelines that keep to some of the rollout workers

@@ -10,7 +10,7 @@ from multiprocessing import Pipe
 import pytest
 
 from jigsawrl.runtime.channel import MOST_MESSAGE, MOST_UNSENT, Broken, Channel
-from jigsawrl.runtime.messages import Go, Logged, Says, Stop
+from jigsawrl.runtime.messages import Gather, Logged, Says, Stop
 
 
 def test_messages_come_as_they_were_sent_however_large_they_are() -> None:
@@ -21,9 +21,9 @@ def test_messages_come_as_they_were_sent_however_large_they_are() -> None:
     driver.send((Says("b"),))
     assert line.receive() == [Says("a"), Logged(b"x" * 100), Says("b")]
     line.send(Stop())
-    go = Go((0,), (0, 1), (1, 1))
-    line.send(go)
-    assert [driver.recv(), driver.recv()] == [Stop(), go]
+    gather = Gather((0,))
+    line.send(gather)
+    assert [driver.recv(), driver.recv()] == [Stop(), gather]
 
 
 def test_a_driver_that_is_stopped_in_the_middle_of_a_message_stops_nobody() -> None:
@@ -41,21 +41,21 @@ def test_a_driver_that_is_stopped_in_the_middle_of_a_message_stops_nobody() -> N
 def test_a_driver_that_reads_nothing_holds_up_nobody_and_is_of_no_use_in_the_end() -> None:
     ours, driver = Pipe()
     line = Channel(ours)
-    message = Go(tuple(range(1000)), (), ())
-    while len(line.unsent) < MOST_UNSENT - 10_000:
+    message = Gather(tuple(range(1000)))
+    while line.unsent_bytes < MOST_UNSENT - 10_000:
         line.send(message)
     with pytest.raises(Broken, match="does not read"):
         [line.send(message) for _ in range(10)]
-    assert len(line.unsent) < MOST_UNSENT + 20_000
+    assert line.unsent_bytes < MOST_UNSENT + 20_000
     driver.close()
 
 
 def test_what_did_not_fit_goes_when_the_driver_reads() -> None:
     ours, driver = Pipe()
     line = Channel(ours)
-    go = Go(tuple(range(50_000)), (), ())
+    gather = Gather(tuple(range(50_000)))
     for _ in range(5):
-        line.send(go)
+        line.send(gather)
     assert line.unsent
     for _ in range(5):
         while not driver.poll(0):

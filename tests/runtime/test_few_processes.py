@@ -39,7 +39,9 @@ RUN = {**SUMS, "model": {"tiny": {"layers": 1, "hidden": 32, "heads": 2, "kv_hea
 def folder() -> Iterator[Path]:
     if os.getuid() != 0:
         pytest.skip("only root can be somebody else, of whom no process is there yet")
-    made = Path(tempfile.mkdtemp(prefix="tests-"))
+    made = Path(
+        tempfile.mkdtemp(prefix="tests-", dir="/tmp")
+    )  # an earlier test may have taken another folder for it
     os.chown(made, NOBODY, NOBODY)
     yield made
     shutil.rmtree(made)

@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,10 +28,14 @@ def test_complementary_parts_are_all_of_a_gpu():
     parts = Parts(0)
     whole = tuple(range(parts.units))
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    assert parts.sms(whole) == sms
+    assert sms_of(parts, whole) == sms
     for level in range(1, parts.units):
         first, second = divided(whole, [level / parts.units, 1 - level / parts.units])
-        assert parts.sms(first) + parts.sms(second) == sms
+        assert sms_of(parts, first) + sms_of(parts, second) == sms
+
+
+def sms_of(parts: Any, units: Sequence[int]) -> int:
+    return sum(resource.sm.smCount for unit in units for resource in parts.cut[unit])
 
 
 def test_a_quarter_of_a_gpu_is_clearly_slower_than_all_of_it():

@@ -36,13 +36,16 @@ def test_prompts_that_came_together_are_taken_in_between_the_same_two_passes(
     monkeypatch.setattr(house, "visit", visited)
     monkeypatch.setattr(house, "_request", lambda tenant, request: done.append(request))
     monkeypatch.setattr(house, "_perform", performed)
-    train = ("call", "forward_backward", ())
-    for message in (*(("request", number, ()) for number in range(3)), train, ("request", 3, ()), train):
+    trainings = [(id, "forward_backward", ()) for id in (7, 8)]
+    requests = [(None, number, ()) for number in range(4)]
+    for message in (*requests[:3], trainings[0], requests[3], trainings[1]):
         send(theirs, message)
     house.tenants["a"] = tenant = Tenant(config, ours, None, DeviceStream("cpu"))
     serving = threading.Thread(target=house._serve, args=(tenant,))
     serving.start()
-    assert [receive(theirs) for _ in range(2)] == [("answer", "forward_backward is done")] * 2
+    assert [receive(theirs) for _ in range(2)] == [
+        ("answer", id, "forward_backward is done") for id in (7, 8)
+    ]
     theirs.close()
     serving.join(timeout=60)
     assert not serving.is_alive()

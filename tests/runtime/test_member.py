@@ -9,8 +9,8 @@ from mixes import SUMS
 
 from jigsawrl.config.runfile import checked
 from jigsawrl.graph.outlook import Outlook
-from jigsawrl.runtime.layout import layout_of
 from jigsawrl.runtime.member import Member
+from jigsawrl.scheduler.layout import layout_of
 
 
 def member_in(folder: Path) -> Member:

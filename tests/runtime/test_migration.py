@@ -16,14 +16,14 @@ from jigsawrl.config import RunConfig
 from jigsawrl.config.runfile import checked
 from jigsawrl.engine.types import Request, SampleKey, SampleOutput
 from jigsawrl.model.tokenizer import load_tokenizer
-from jigsawrl.pipeline.actor_process import ProcessHandle
+from jigsawrl.pipeline.calls import Inbox, ProcessHandle
 from jigsawrl.pipeline.engines import Engines
 from jigsawrl.pipeline.rollout import rollout_of
 from jigsawrl.pipeline.trajectory import Trajectory
 from jigsawrl.pipeline.warmup import prepare_base
 from jigsawrl.runtime.family import fork_server
-from jigsawrl.runtime.layout import Layout
 from jigsawrl.runtime.start import start_actor
+from jigsawrl.scheduler.layout import Layout
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ class Gathering(Engines):
     """The engine with more to do is emptied at given moments. Knows what was sent where."""
 
     def __init__(self, handles: Sequence[ProcessHandle]) -> None:
-        super().__init__(handles)
+        super().__init__(handles, handles[0].inbox)
         self.moments: list[int] = []
         self.ended = 0
         self.moved: dict[SampleKey, list[int]] = {}
@@ -107,14 +107,14 @@ def actors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     config = checked({"name": "moved", "threads": 1, "device": "cpu", **RUNS[request.param]})
     base = prepare_base(config, tmp_path_factory.mktemp("actors"), lambda _: None)
     context = fork_server()
-    handles, no_gang = [], Layout(lives=(0, 1), gang=(0,), rollout=(0, 1))
+    handles, inbox, alone = [], Inbox(), Layout(lives=(0,), gang=(0,), rollout=(0,))
     for rank in range(2):
         ours, theirs = context.Pipe()
-        arguments = (theirs, config, base, "cpu", rank, no_gang, "", {}, base / "share", base / f"beat{rank}")
+        arguments = (theirs, config, base, "cpu", 0, alone, "", {}, base / "share", base / f"beat{rank}")
         process = context.Process(target=start_actor, args=arguments, daemon=True)
         process.start()
         theirs.close()
-        handles.append(ProcessHandle(ours, process, rank))
+        handles.append(ProcessHandle(ours, process, rank, inbox))
     for handle in handles:
         handle.call("ready")
     yield Actors(config, base, handles)

@@ -9,19 +9,22 @@ from mixes import CALC, SUMS, Results, assert_nothing_is_left, events, result, r
 
 from jigsawrl.policies.concurrent import Concurrent, start_all
 from jigsawrl.policies.named import POLICIES
+from jigsawrl.policies.shares import equal, shared
 from jigsawrl.policies.state import (
     Action,
-    Event,
+    Change,
     Migrate,
     Pause,
     Pipeline,
     Policy,
     Resume,
     State,
+    TimerDue,
     Wait,
-    Woken,
 )
 from jigsawrl.policies.tails import last_tails
+
+MOMENT_S = 1e-3
 
 
 class Gathers:
@@ -29,11 +32,11 @@ class Gathers:
 
     name = "gathers"
 
-    def decide(self, state: State, happened: list[Event]) -> list[Action]:
-        starts = list(Concurrent().decide(state, happened))
-        woken = any(isinstance(event, Woken) for event in happened)
+    def decide(self, state: State, changes: list[Change]) -> list[Action]:
+        starts = list(Concurrent().decide(state, changes))
+        woken = any(isinstance(event, TimerDue) for event in changes)
         moves = [move for pipeline in state.unfinished() for move in gathered(state, pipeline, woken)]
-        return [*starts, *moves, Wait(state.now)] if starts else list(moves)
+        return [*starts, *moves, Wait(state.now + MOMENT_S)] if starts else list(moves)
 
 
 class Restless:
@@ -41,20 +44,22 @@ class Restless:
 
     name = "restless"
 
-    def decide(self, state: State, happened: list[Event]) -> list[Action]:
+    def decide(self, state: State, changes: list[Change]) -> list[Action]:
         lanes, starts = state.lanes.lanes.values(), start_all(state)
-        if any(isinstance(event, Woken) for event in happened):
+        if any(isinstance(event, TimerDue) for event in changes):
             moves = [move for pipeline in state.unfinished() for move in gathered(state, pipeline, True)]
             leaving = {key for move in moves for key in move.lanes}
             resumes = [Resume(lane.id) for lane in lanes if lane.paused and lane.id not in leaving]
-            return [*moves, *resumes, *starts]
+            returning = {resume.lane for resume in resumes}
+            return [*moves, *resumes, *shared(state, starts, equal, leaving, returning)]
         pauses = [Pause(lane.id) for lane in lanes if not lane.paused]
-        return [*pauses, *starts, Wait(state.now + 0.02)]
+        standing = {lane.id for lane in lanes}
+        return [*pauses, *shared(state, starts, equal, standing), Wait(state.now + 0.02)]
 
 
 def gathered(state: State, pipeline: Pipeline, at_once: bool) -> list[Migrate]:
     """What runs of a rollout, onto one of its workers: if it is all tail, or `at_once` and its step is odd."""
-    lanes = state.running(pipeline)
+    lanes = state.lanes_of(pipeline)
     if pipeline.phase != "rollout" or len(lanes) < 2:
         return []
     if len(last_tails(state, pipeline)) < len(lanes) and not (at_once and pipeline.step % 2):

@@ -27,8 +27,10 @@ from mixes import (
     named,
     result,
     run_here,
+    start,
     write_mix,
 )
+from scheduler.hearing import hear, set_up
 
 from jigsawrl.config.pipelines import load_mix
 from jigsawrl.errors import JigsawError
@@ -36,16 +38,17 @@ from jigsawrl.graph import memory
 from jigsawrl.graph.cpu import cpu_worker
 from jigsawrl.graph.interference import CORES
 from jigsawrl.graph.outlook import Outlook
+from jigsawrl.phases.ids import PhaseId, PhaseKind
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.rollmux import RollMux, in_rounds
 from jigsawrl.policies.starts import engine_bytes
-from jigsawrl.policies.state import Action, Event, Migrate, Phase, Pipeline, Start, State, Swap, Wait
+from jigsawrl.policies.state import Action, Change, Migrate, Phase, Pipeline, Start, State, Swap, Wait
 from jigsawrl.runtime import shares
+from jigsawrl.runtime.control import ADDRESS, ask
 from jigsawrl.runtime.launch import member_of, own_config
-from jigsawrl.runtime.messages import Began, Loads
-from jigsawrl.runtime.mind import Mind
 from jigsawrl.runtime.replay import replayed
-from jigsawrl.runtime.world import World
+from jigsawrl.scheduler.core import SchedulerCore
+from jigsawrl.scheduler.events import DriverBegan, LoadRequest, PhaseDone, TimerDue
 
 POOLS = {"rollout": 1, "training": 1}
 LINK = 0.05
@@ -210,14 +213,14 @@ def test_pipelines_pinned_to_rollout_workers_of_their_own_roll_out_at_once_and_s
 class Gathers(RollMux):
     """Never leaves a rollout on two workers for long while another waits."""
 
-    def decide(self, state: State, events: list[Event]) -> list[Action]:
-        actions = super().decide(state, events)
-        waiting = [each for each in state.ready() if each.phase == "rollout"]
+    def decide(self, state: State, changes: list[Change]) -> list[Action]:
+        actions = super().decide(state, changes)
+        waiting = [each for each in state.ready() if each.generates]
         rolling = [each for each in state.unfinished() if len(each.lanes) == 2]
         if actions or not waiting or not rolling:
             return [*actions, Wait(state.now + MOMENT_S)] if waiting else actions
         move = Migrate(rolling[0].name, tuple(rolling[0].lanes), ((0,),))
-        return [move, Start(waiting[0].name, ((1,),))]
+        return [move, Start(waiting[0].id, ((1,),))]
 
 
 MOMENT_S = 0.02
@@ -244,6 +247,19 @@ def test_a_rollout_that_is_gathered_on_one_worker_leaves_the_other_to_the_next_a
     assert_nothing_is_left(out)
 
 
+def test_pipelines_take_turns_in_the_order_of_the_run_file_until_another_one_is_told(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = start(write_pooled(tmp_path, order="by-need"), out)
+    command.wait_for((out / ADDRESS).exists, "a run that listens")
+    ask(out, do="order", order="round-robin")
+    with pytest.raises(JigsawError, match="not understood"):
+        ask(out, do="order", order="by luck")
+    assert command.answer()[0] == 0
+    heard = [entry for turn in events(out, "turn") for entry in turn["heard"]]
+    assert [entry for entry in heard if entry[1] == "Reordered"] == [["", "Reordered", "round-robin"]]
+    assert all(each.same for each in replayed(out))
+
+
 @pytest.mark.parametrize(
     ("mix", "why"),
     [
@@ -254,6 +270,8 @@ def test_a_rollout_that_is_gathered_on_one_worker_leaves_the_other_to_the_next_a
         ({"pools": {"rollout": 2, "training": 0}}, "pools.training: 0 is not allowed"),
         ({"pools": {**POOLS, "link": 0}}, "pools.link: 0 is not allowed; it must be a number, above 0"),
         ({"pools": POOLS, "policy": "rlix"}, "pools: rlix lets both phases share one pool"),
+        ({"pools": POOLS, "order": "by-need", "policy": "jigsaw"}, "order: only under policy: rollmux with"),
+        ({"pools": None, "order": "by-need"}, "order: only under policy: rollmux with pools"),
         ({"pools": POOLS, "memory": 0.001}, "needs .* on each of its 1 workers, and a cpu has 0.001 GB"),
         (
             {"pins": {"a": [1]}},
@@ -280,33 +298,34 @@ def foreseen(name: str, parameters: float = 1e9) -> Outlook:
 
 
 class Group:
-    """Pipelines in two pools under rollmux, whose phases end in whatever order somebody likes."""
+    """Pipelines in two pools under rollmux, whose phases end in whatever order the test likes."""
 
     def __init__(self, names: str) -> None:
-        self.world = World(CORES, 2, 64 * WORKER.device_bytes, rollout_workers=1)
+        self.core = SchedulerCore(
+            RollMux(), CORES, 2, 64 * WORKER.device_bytes, rollout_workers=1, checked=True
+        )
         for name in names:
-            self.world.arrive(name, foreseen(name), 1000, again=False)
-            self.world.ask(name, "rollout", 1)
-        self.log: dict[Phase, list[str]] = {"rollout": [], "training": []}
+            self.core.join(name, foreseen(name))
+        set_up(self.core, 1000, *names)
+        self.log: dict[PhaseKind, list[str]] = {"rollout": [], "training": []}
 
     @property
-    def running(self) -> list[Pipeline]:
-        return [each for each in self.world.pipelines.values() if each.status == "running"]
+    def pipelines(self) -> list[Pipeline]:
+        return list(self.core.state.pipelines.values())
+
+    @property
+    def running(self) -> list[Phase]:
+        return self.core.state.running()
 
     def decide(self) -> None:
-        for action in RollMux().decide(self.world.state(), []):
+        for action in self.core.decide():
             assert isinstance(action, Start)
-            pipeline = self.world.pipelines[action.pipeline]
-            assert action.places == ((0,),) if pipeline.phase == "rollout" else ((1,),)
-            self.world.start(action)
-            self.log[pipeline.phase].append(action.pipeline)
+            assert action.places == (((0,),) if action.phase.kind == "rollout" else ((1,),))
+            self.log[action.phase.kind].append(action.pipeline)
 
-    def end(self, pipeline: Pipeline) -> None:
-        self.world.advance(self.world.lanes.now + 1.0)
-        self.world.over(pipeline.name)
-        phase, step = pipeline.phase, pipeline.step
-        follows: tuple[Phase, int] = ("training", step) if phase == "rollout" else ("rollout", step + 1)
-        self.world.ask(pipeline.name, *follows)
+    def end(self, phase: Phase) -> None:
+        done = PhaseDone(phase.kind, phase.index, (1.0,), 1, (100,) * 8 if phase.generates else ())
+        hear(self.core, phase.id.pipeline, done, at=self.core.state.lanes.now + 1.0)
 
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 1), min_size=20, max_size=60))
@@ -314,17 +333,17 @@ def test_a_pool_has_one_at_a_time_and_nobody_waits_for_ever(size: int, choices: 
     group = Group("abcd"[:size])
     for choice in choices:
         group.decide()
-        phases = [each.phase for each in group.running]
-        assert len(phases) == len(set(phases)) > 0
-        group.end(group.running[choice % len(phases)])
+        kinds = [each.kind for each in group.running]
+        assert len(kinds) == len(set(kinds)) > 0
+        group.end(group.running[choice % len(kinds)])
     for order in group.log.values():
-        times = [order.count(name) for name in group.world.pipelines]
+        times = [order.count(name) for name in group.core.state.pipelines]
         assert max(times) - min(times) <= 2
 
 
 def test_a_group_goes_in_rounds_until_it_is_saturated() -> None:
-    assert in_rounds(list(Group("a").world.pipelines.values()))
-    assert not in_rounds(list(Group("abcd").world.pipelines.values())), "four times as much as one needs"
+    assert in_rounds(Group("a").pipelines)
+    assert not in_rounds(Group("abcd").pipelines), "four times as much as one needs"
 
 
 # Memory, without processes
@@ -338,26 +357,29 @@ class Scripted:
     def __init__(self) -> None:
         self.actions: list[Action] = []
 
-    def decide(self, state: State, events: list[Event]) -> list[Action]:
+    def decide(self, state: State, changes: list[Change]) -> list[Action]:
         actions, self.actions = self.actions, []
         return actions
 
 
-def thinking(names: str, pins: Mapping[str, tuple[int, ...]], limit: float) -> tuple[Mind, list[Action]]:
+def thinking(
+    names: str, pins: Mapping[str, tuple[int, ...]], limit: float
+) -> tuple[SchedulerCore, list[Action]]:
     """Two workers that roll out and one that trains, with so many bytes each; and what setting all up took."""
-    mind = Mind(Scripted(), CORES, 3, limit, rollout_workers=2)
+    core = SchedulerCore(Scripted(), CORES, 3, limit, rollout_workers=2)
     actions: list[Action] = []
     for name in names:
-        mind.join(name, small(name), replace(mind.world.layout, rollout=pins.get(name, (0, 1))))
-        mind.hear(name, Loads())
-        actions += mind.decide()
-        mind.hear(name, Began(10, 0))
-    return mind, actions
+        core.join(name, small(name), replace(core.state.layout, rollout=pins.get(name, (0, 1))))
+        hear(core, name, LoadRequest())
+        actions += core.decide()
+        hear(core, name, DriverBegan(10, 0))
+    return core, actions
 
 
 def small(name: str) -> Outlook:
-    """Of a model that needs more for what it generates than for its training."""
-    return foreseen(name, parameters=1e8)
+    """Of a model that needs more for what it generates than for its training, and whose actors keep all of it."""
+    known = foreseen(name, parameters=1e8)
+    return Outlook(replace(known.shape, whole=True), known.costs, known.hardware, known.forecast)
 
 
 def bytes_of_engines(names: str) -> float:
@@ -373,15 +395,18 @@ def test_only_those_who_roll_out_on_a_worker_need_room_there() -> None:
 
 
 def test_a_rollout_that_was_gathered_elsewhere_keeps_its_room() -> None:
-    mind, _ = thinking("ab", {}, 0.98 * bytes_of_engines("abc"))
-    policy = mind.policy
+    core, _ = thinking("ab", {}, 0.98 * bytes_of_engines("abc"))
+    policy = core.policy
     assert isinstance(policy, Scripted)
-    policy.actions = [Start("a", ((0,), (1,)))]
-    mind.decide()
-    policy.actions = [Migrate("a", tuple(mind.world.pipelines["a"].lanes), ((0,),)), Start("b", ((1,),))]
-    mind.decide()
-    mind.join("c", small("c"))
-    mind.hear("c", Loads())
-    assert mind.decide() == [], (
+    policy.actions = [Start(PhaseId("a", "rollout", 1), ((0,), (1,)))]
+    core.decide()
+    policy.actions = [
+        Migrate("a", tuple(core.state.pipelines["a"].lanes), ((0,),)),
+        Start(PhaseId("b", "rollout", 1), ((1,),)),
+    ]
+    core.handle(1.0, [("", TimerDue())])
+    core.join("c", small("c"))
+    hear(core, "c", LoadRequest())
+    assert core.decide() == [], (
         "there is none for a third, though little of the first two runs on each worker"
     )

@@ -27,6 +27,7 @@ from mixes import (
     start,
     write_mix,
 )
+from scheduler.hearing import hear, runs
 from test_moved_and_paused import Restless
 from typer.testing import CliRunner
 
@@ -45,10 +46,10 @@ from jigsawrl.pipeline.warmup import prepare_base
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.state import Start
 from jigsawrl.runtime.launch import member_of, own_config
-from jigsawrl.runtime.layout import layout_in_pools, layout_of
-from jigsawrl.runtime.messages import Began, Loads, Over
-from jigsawrl.runtime.mind import Mind
 from jigsawrl.runtime.replay import replayed
+from jigsawrl.scheduler.core import SchedulerCore
+from jigsawrl.scheduler.events import DriverBegan, LoadRequest, PhaseDone
+from jigsawrl.scheduler.layout import layout_in_pools, layout_of
 
 RARELY_SAVED = {"checkpoint": {"every": 1000}}
 
@@ -334,26 +335,26 @@ def test_ranks_train_in_their_pool_whatever_its_size(rollout: int, training: int
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_keeps_pipelines_with_few_ranks_on_their_workers(policy: str) -> None:
     steps = 4
-    mind = Mind(POLICIES[policy], CORES, 3, WORKER.device_bytes)
+    core = SchedulerCore(POLICIES[policy], CORES, 3, WORKER.device_bytes)
     layouts = {"a": layout_of(1, 3, 2), "b": layout_of(2, 3, 1), "c": layout_of(3, 3)}
     for name, layout in layouts.items():
         made = job(name, seed=ord(name))
-        mind.join(name, Outlook(made.shape, made.costs, WORKER, made.forecast), layout)
-        mind.hear(name, Loads())
-        mind.decide(everyone=False)
-        mind.hear(name, Began(steps, 0))
+        core.join(name, Outlook(made.shape, made.costs, WORKER, made.forecast), layout)
+        hear(core, name, LoadRequest())
+        core.decide()
+        hear(core, name, DriverBegan(steps, 0))
     seen = 0
-    while mind.world.state().unfinished():
-        for action in mind.decide():
+    while core.state.unfinished():
+        for action in core.decide():
             if isinstance(action, Start):
                 workers = {worker for place in action.places for worker in place}
                 assert workers <= set(layouts[action.pipeline].training)
-        running = [name for name in layouts if mind.runs(name)]
+        running = [name for name in layouts if runs(core, name)]
         assert running, "nobody is forgotten"
-        mind.world.advance(mind.world.lanes.now + 1.0)
-        phase, step = mind.runs(running[0]) or ("rollout", 0)
+        core.state.advance(core.state.lanes.now + 1.0)
+        phase, step = runs(core, running[0]) or ("rollout", 0)
         busy = (0.5,) * len(layouts[running[0]].lives)
-        mind.hear(running[0], Over(phase, step, busy, 1, (4,) * 8 if phase == "rollout" else ()))
+        hear(core, running[0], PhaseDone(phase, step, busy, 1, (4,) * 8 if phase == "rollout" else ()))
         seen += 1
     assert seen == 2 * steps * len(layouts)
 

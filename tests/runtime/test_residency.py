@@ -15,8 +15,8 @@ from jigsawrl.errors import JigsawError
 from jigsawrl.graph.cpu import cpu_worker
 from jigsawrl.graph.hardware import HARDWARE
 from jigsawrl.runtime.launch import member_of, own_config
-from jigsawrl.runtime.memory import Memory
 from jigsawrl.runtime.replay import replayed
+from jigsawrl.scheduler.memory import Memory
 
 LIMITS = st.dictionaries(st.sampled_from("abcdef"), st.floats(1, 100), min_size=1)
 
@@ -25,9 +25,9 @@ LIMITS = st.dictionaries(st.sampled_from("abcdef"), st.floats(1, 100), min_size=
 def test_whoever_is_left_awake_fits(
     states: dict[str, float], limit: float, needed: float, data: st.DataObject
 ) -> None:
-    memory = Memory(limit, states)
-    for time, name in enumerate(data.draw(st.permutations(sorted(states)))):
-        memory.wakes(name, time)
+    memory = Memory(limit, (0,), None, states)
+    for name in data.draw(st.permutations(sorted(states))):
+        memory.wakes(name)
     running = data.draw(st.sets(st.sampled_from(sorted(states))))
     held = sum(states[name] for name in running)
     idle = [name for name in memory.awake if name not in running]

@@ -8,7 +8,7 @@ from typing import Any
 
 from jigsawrl.runtime.family import Family
 from jigsawrl.runtime.shares import Units
-from jigsawrl.runtime.sharing import Held, SharedActors
+from jigsawrl.runtime.sharing import SharedActors
 
 Given = list[tuple[Units, int, bool]]
 """Units, whom they were given, and whether he is to leave room."""
@@ -19,14 +19,14 @@ def two_actors(tmp_path: Path) -> tuple[SharedActors, Given]:
     given: Given = []
     actors: Any = SharedActors.__new__(SharedActors)
     actors.shares = SimpleNamespace(give=lambda units, pid, note, yields: given.append((units, pid, yields)))
-    actors.processes = [SimpleNamespace(pid=pid) for pid in (100, 101)]
-    actors.killed, actors.meeting, actors.held = False, tmp_path, [Held(), Held()]
+    actors.actors = {rank: SimpleNamespace(pid=100 + rank) for rank in (0, 1)}
+    actors.died, actors.meeting, actors.held = None, tmp_path, {}
     return actors, given
 
 
 def pipeline(name: str, actors: SharedActors) -> Family:
     family = Family.__new__(Family)
-    family.name, family.shared, family.held = name, actors, {}
+    family.name, family.shared, family.held = name, actors, actors.held.setdefault(name, {})
     return family
 
 

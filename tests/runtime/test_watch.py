@@ -11,17 +11,22 @@ from pathlib import Path
 import pytest
 from mixes import CALC, SUMS, write_mix
 from rich.console import Console
+from scheduler.hearing import hear
 
 from jigsawrl.config.pipelines import load_mix
 from jigsawrl.graph.cpu import cpu_worker
 from jigsawrl.graph.interference import CORES
+from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.state import Start
 from jigsawrl.runtime.launch import member_of, own_config
 from jigsawrl.runtime.member import Member
 from jigsawrl.runtime.messages import Counted
 from jigsawrl.runtime.watch import BETWEEN_S, Watch, doing
-from jigsawrl.runtime.world import World
+from jigsawrl.scheduler.core import SchedulerCore
+from jigsawrl.scheduler.events import DriverBegan, PhaseDone, PipelineLost, SubstageChanged
+from jigsawrl.scheduler.state import SchedulerState
 from jigsawrl.telemetry.board import Piece, PipelineLine, WorkerLine
+from jigsawrl.telemetry.events import Substage
 from jigsawrl.telemetry.progress import Progress
 
 
@@ -50,29 +55,40 @@ class Story:
     now: float = 100.0
 
     def __post_init__(self) -> None:
-        self.world = World(CORES, 2, 1e12)
+        self.core = SchedulerCore(POLICIES["serial"], CORES, 2, 1e12)
         self.watch = Watch(self.progress, 2)
-        self.world.advance(self.now)
+        self.state.advance(self.now)
 
-    def arrive(self, *names: str) -> None:
+    @property
+    def state(self) -> SchedulerState:
+        return self.core.state
+
+    def arrive(self, *names: str, steps: int = 1) -> None:
         for name in names:
-            self.world.arrive(name, self.members[name].outlook, 4, again=False)
-            self.world.ask(name, "rollout", 1)
+            self.core.join(name, self.members[name].outlook)
+            hear(self.core, name, DriverBegan(steps, 0))
 
     def start(self, name: str, places: tuple[tuple[int, ...], ...], share: float = 1.0) -> None:
-        self.world.start(Start(name, places, share))
+        self.state.start(Start(self.state.pipelines[name].current.id, places, share))
+
+    def at(self, name: str, engine: int, kind: Substage, samples: int) -> None:
+        hear(self.core, name, SubstageChanged(engine, kind, samples))
+
+    def over(self, name: str) -> None:
+        phase = self.state.pipelines[name].current
+        hear(self.core, name, PhaseDone(phase.kind, phase.index, (0.5,), 2))
 
     def later(self, seconds: float = 1.0) -> None:
         self.now += seconds
-        self.watch.pass_time(self.world, self.now)
-        self.world.advance(self.now)
+        self.watch.pass_time(self.state, self.now)
+        self.state.advance(self.now)
 
     def pipelines(self) -> dict[str, tuple[str, float]]:
-        self.watch.show(self.world, self.members, at_once=True)
+        self.watch.show(self.state, self.members, at_once=True)
         return {line.name: (line.state, line.share) for line in self.progress.told[-1][0]}
 
     def workers(self) -> list[WorkerLine]:
-        self.watch.show(self.world, self.members, at_once=True)
+        self.watch.show(self.state, self.members, at_once=True)
         return self.progress.told[-1][1]
 
 
@@ -97,21 +113,20 @@ def test_a_pipeline_says_where_it_stands_from_its_set_up_to_its_end(story: Story
     story.arrive("sums", "calc")
     seen.append(story.pipelines()["calc"])
     story.start("calc", ((0,), (1,)), 0.5)
-    story.world.at("calc", 0, "decode", 16)
-    story.world.at("calc", 1, "tool", 0)
+    story.at("calc", 0, "decode", 16)
+    story.at("calc", 1, "tool", 0)
     seen.append(story.pipelines()["calc"])
-    story.world.at("calc", 0, "tool", 0)
+    story.at("calc", 0, "tool", 0)
     seen.append(story.pipelines()["calc"])
-    story.world.over("calc")
-    story.world.ask("calc", "training", 1)
+    story.over("calc")
     seen.append(story.pipelines()["calc"])
     story.start("calc", ((0, 1),), 1.0)
     calc.training = "grad"
     seen.append(story.pipelines()["calc"])
-    for key in story.world.pipelines["calc"].lanes:
-        story.world.lanes.pause(key, True)
+    for key in story.state.pipelines["calc"].lanes:
+        story.state.lanes.pause(key, True)
     seen.append(story.pipelines()["calc"])
-    story.world.over("calc")
+    story.over("calc")
     seen.append(story.pipelines()["calc"])
     calc.ended = "finished"
     seen.append(story.pipelines()["calc"])
@@ -131,7 +146,7 @@ def test_a_pipeline_says_where_it_stands_from_its_set_up_to_its_end(story: Story
 def test_one_that_died_is_recovering_and_one_that_failed_says_why(story: Story) -> None:
     story.arrive("sums")
     sums, calc = story.members["sums"], story.members["calc"]
-    story.world.pipelines["sums"].status = "done"
+    hear(story.core, "sums", PipelineLost())
     sums.deaths = calc.deaths = 1
     assert story.pipelines() == {"sums": ("recovering", 0.0), "calc": ("recovering", 0.0)}
     calc.ended, calc.reason = "failed", "the reward fell over\nTraceback ..."
@@ -147,15 +162,14 @@ def test_a_worker_has_what_runs_there_and_the_time_it_was_busy(story: Story) -> 
     story.later(10.0)  # set-up does not count
     story.arrive("sums", "calc")
     story.start("sums", ((0,),))
-    story.world.at("sums", 0, "decode", 16)
+    story.at("sums", 0, "decode", 16)
     story.later()
     story.later(3.0)
-    story.world.over("sums")
+    story.over("sums")
     story.later()
-    story.world.ask("sums", "training", 1)
     story.start("sums", ((0, 1),), 0.75)
     story.start("calc", ((1,),), 0.25)
-    story.world.at("calc", 1, "tail", 2)
+    story.at("calc", 1, "tail", 2)
     story.members["sums"].training = "optim"
     assert story.workers() == [
         WorkerLine(0, (Piece("sums", "optim", 0.75),), 0.75),
@@ -167,7 +181,7 @@ def test_it_is_shown_a_few_times_a_second_at_most(story: Story) -> None:
     story.arrive("sums")
     for _ in range(100):
         story.later(BETWEEN_S / 10)
-        story.watch.show(story.world, story.members)
+        story.watch.show(story.state, story.members)
     assert 9 <= len(story.progress.told) <= 11
 
 
@@ -176,7 +190,7 @@ def test_without_a_terminal_nothing_is_even_looked_at(members: dict[str, Member]
     story.arrive("sums")
     story.start("sums", ((0,),))
     story.later()
-    story.watch.show(story.world, story.members, at_once=True)
+    story.watch.show(story.state, story.members, at_once=True)
     assert (story.progress.told, story.watch.busy) == ([], [0.0, 0.0])
 
 
@@ -185,24 +199,23 @@ def test_where_lines_are_printed_they_say_what_each_pipeline_is_at(members: dict
     story = Story(members, Told(terminal=False, now=lambda: at_the_moment[0]))
     members["calc"].arrival = 1e6
     sums = members["sums"]
-    at = [doing(story.world, sums)]
+    at = [doing(story.state, sums)]
     story.arrive("sums")
-    at.append(doing(story.world, sums))
+    at.append(doing(story.state, sums))
     story.start("sums", ((0,), (1,)))
-    at.append(doing(story.world, sums))
+    at.append(doing(story.state, sums))
     for step in (2, 1):  # the first is of another step
         sums.counted = Counted(step, 3, 32)
-        at.append(doing(story.world, sums))
+        at.append(doing(story.state, sums))
     for _ in range(5):
         story.later(10.0)
         at_the_moment[0] = story.now
-        story.watch.show(story.world, members)
-    story.world.over("sums")
-    story.world.ask("sums", "training", 1)
+        story.watch.show(story.state, members)
+    story.over("sums")
     story.start("sums", ((0, 1),))
-    at.append(doing(story.world, sums))
+    at.append(doing(story.state, sums))
     sums.ended = "finished"
-    at.append(doing(story.world, sums))
+    at.append(doing(story.state, sums))
     waits, rolls, trains = (1, "", 0, 0), (1, "generation", 0, 0), (1, "training", 0, 0)
     assert at == [(0, "set-up", 0, 0), waits, rolls, rolls, (1, "generation", 3, 32), trains, (0, "", 0, 0)]
     assert story.progress.written() == "sums: step 1, generation for 0:20, 3 of 32 samples done\n"

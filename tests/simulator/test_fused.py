@@ -7,8 +7,7 @@ from graph.planning import WORKER, job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jigsawrl.graph.fused import FUSED, speeds_with_fused
-from jigsawrl.graph.interference import H200, Interference
+from jigsawrl.graph.interference import FUSED, H200, Interference, speeds_with_fused
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.simulator.simulation import Simulation
 

@@ -61,17 +61,4 @@ def test_whatever_happened_before_speeds_are_those_of_what_runs_now(table: Inter
                 k: lane.speed for k, lane in fresh.lanes.items()
             }
         for worker in range(WORKERS):
-            assert lanes.handed_out(worker) == sum(lane.share for lane in lanes.occupants(worker))
             assert lanes.crowd(worker) == made_anew(lanes).crowd(worker)
-
-
-def test_a_copy_goes_its_own_way() -> None:
-    lanes = Lanes(H200, WORKERS)
-    for key in (1, 2):
-        lanes.add(Lane(key, "a", 1, "rollout", (0, 1), 0.5, (Segment("decode", 8.0), Segment("tool", 8.0))))
-    before = lanes.next_end()
-    other = lanes.copy()
-    other.proceed(other.lanes[1])
-    other.resize(2, 1.0)
-    assert (other.crowd(0), other.handed_out(0), other.next_end()) == (1, 1.0, 8.0)
-    assert (lanes.crowd(0), lanes.handed_out(0), lanes.next_end()) == (2, 1.0, before)

@@ -18,9 +18,10 @@ from jigsawrl.graph.interference import CORES, H200
 from jigsawrl.policies.jigsaw import Jigsaw
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.policies.serial import Serial
-from jigsawrl.policies.state import Action, Event, Policy, Start, State, Wait
+from jigsawrl.policies.state import Action, Change, Policy, Start, State, Wait
+from jigsawrl.scheduler.invariants import InvariantViolated
 from jigsawrl.simulator.jobs import Failure, Job
-from jigsawrl.simulator.simulation import InvalidAction, Outcome, Simulation, Stuck
+from jigsawrl.simulator.simulation import Outcome, Simulation
 
 LEVERS: dict[str, Policy] = {
     f"jigsaw without {lever}": Jigsaw(**{lever: False}) for lever in ("fill", "shares", "merge", "lookahead")
@@ -132,10 +133,10 @@ def test_what_cannot_be_is_refused() -> None:
     class Eager:
         name = "eager"
 
-        def decide(self, state: State, events: list[Event]) -> list[Action]:
-            return [Start(p.name, ((0, 1, 2, 3),), 0.8) for p in state.ready()]
+        def decide(self, state: State, changes: list[Change]) -> list[Action]:
+            return [Start(phase.id, ((0,), (1,), (2,), (3,)), 0.8) for phase in state.ready()]
 
-    with pytest.raises(InvalidAction, match=r"1\.60 of worker 0"):
+    with pytest.raises(InvariantViolated, match=r"invariant 6 .*: 1\.6 of worker 0"):
         Simulation(Eager(), [job("a"), job("b")], WORKER, 4, CORES).run()
 
 
@@ -143,10 +144,10 @@ def test_a_policy_that_does_nothing_is_found_out() -> None:
     class Idle:
         name = "idle"
 
-        def decide(self, state: State, events: list[Event]) -> list[Action]:
+        def decide(self, state: State, changes: list[Change]) -> list[Action]:
             return []
 
-    with pytest.raises(Stuck, match="idle leaves a waiting for ever"):
+    with pytest.raises(InvariantViolated, match=r"invariant 16 .*: idle leaves a waiting for ever"):
         Simulation(Idle(), [job("a")], WORKER, 4, CORES).run()
 
 
@@ -154,10 +155,10 @@ def test_a_policy_may_ask_to_be_woken() -> None:
     class Late:
         name = "late"
 
-        def decide(self, state: State, events: list[Event]) -> list[Action]:
+        def decide(self, state: State, changes: list[Change]) -> list[Action]:
             if state.now < 5:
                 return [Wait(5.0)]
-            return Serial().decide(state, events)
+            return Serial().decide(state, changes)
 
     alone = [job("a", steps=1)]
     usual = Simulation(Serial(), alone, WORKER, 4, H200).run().seconds
@@ -187,11 +188,12 @@ def test_a_drift_in_lengths_is_noticed_by_the_forecast() -> None:
     class Watched:
         name = "watched"
 
-        def decide(self, state: State, events: list[Event]) -> list[Action]:
-            for pipeline in state.ready():
-                foreseen = pipeline.outlook.forecast.lengths(128).mean()
-                off[pipeline.step] = float(foreseen / lengths(pipeline.step).mean()) - 1
-            return Serial().decide(state, events)
+        def decide(self, state: State, changes: list[Change]) -> list[Action]:
+            for phase in state.ready():
+                if phase.kind == "rollout":
+                    foreseen = phase.outlook.forecast.lengths(128).mean()
+                    off[phase.index] = float(foreseen / lengths(phase.index).mean()) - 1
+            return Serial().decide(state, changes)
 
     Simulation(Watched(), [replace(usual, lengths=lengths)], WORKER, 4, H200).run()
     assert all(abs(off[step]) < 0.1 for step in (1, 2, 3)), "as the profile says, at first"

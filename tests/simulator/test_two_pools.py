@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from graph.planning import WORKER, job
 
-from jigsawrl.cluster.rounds import Turn, round_seconds
 from jigsawrl.graph.interference import CORES, H200
+from jigsawrl.phases.rounds import Turn, round_seconds
 from jigsawrl.policies.named import POLICIES
 from jigsawrl.simulator.simulation import Failure, Simulation
 from jigsawrl.telemetry.timeline import read_spans
@@ -40,7 +40,7 @@ def test_a_group_in_turns_takes_as_long_as_its_rounds() -> None:
     jobs = [job(name, steps=steps, sigma=0.0) for name in "ab"]
     simulation = Simulation(POLICIES["rollmux"], jobs, WORKER, 2, CORES, rollout_workers=1)
     seconds = simulation.run().seconds
-    pipeline = simulation.pipelines["a"]
+    pipeline = simulation.core.state.pipelines["a"]
     rollout, training = pipeline.rollout_seconds(), pipeline.training_seconds()
     turn = Turn("", rollout, rollout, training, 0.0, rollout + training, float("inf"))
     each = round_seconds([turn, turn], [(0,), (0,)], shared=False)

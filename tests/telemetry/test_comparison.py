@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,11 @@ from run_folders import at, ran, run_folder
 from test_page import Page
 from test_page_in_browser import BROWSER, opened
 
-from jigsawrl.telemetry.comparison import Compared, Comparison, Fate, comparison_page
+from jigsawrl.config.pipelines import load_mix
+from jigsawrl.simulator.compare import compared
+from jigsawrl.simulator.from_config import scene_of
+from jigsawrl.telemetry.comparison import Comparison, Fate, Side
+from jigsawrl.telemetry.comparison_page import comparison_page
 from jigsawrl.telemetry.runreport import run_report
 
 
@@ -21,7 +26,7 @@ def fate(
     return Fate(ended, reason, 2, seconds, alone, 400, 0.25, 0.5, same)
 
 
-def compared(folder: Path, policy: str, seconds: float, ratio: float, **fates: Fate) -> Compared:
+def side(folder: Path, policy: str, seconds: float, **fates: Fate) -> Side:
     """A run of this many seconds."""
     events = [
         at(-5, "start", workers=2),
@@ -30,14 +35,15 @@ def compared(folder: Path, policy: str, seconds: float, ratio: float, **fates: F
         ran("grad", "b", 1, 1, seconds / 4, seconds, tokens=400),
     ]
     named = {"<a>" if name == "a" else name: one for name, one in fates.items()}
-    return Compared(policy, run_report(run_folder(folder / policy, events)), seconds, ratio, named)
+    made = run_report(run_folder(folder / policy, events))
+    return Side(policy, made.log, made.report, named)
 
 
 @pytest.fixture
 def comparison(tmp_path: Path) -> Comparison:
-    serial = compared(tmp_path, "serial", 8.0, 1.0, a=fate(4.0), b=fate(8.0))
-    other = compared(tmp_path, "jigsaw", 4.0, 2.0, a=fate(4.0), b=fate(6.0, same=False))
-    return Comparison("night & day", 2, "serial", [serial, other])
+    serial = side(tmp_path, "serial", 8.0, a=fate(4.0), b=fate(8.0))
+    other = side(tmp_path, "jigsaw", 4.0, a=fate(4.0), b=fate(6.0, same=False))
+    return Comparison("night & day", 2, serial, [serial, other])
 
 
 def test_the_page_holds_policies_against_each_other(comparison: Comparison) -> None:
@@ -70,10 +76,8 @@ def test_the_page_needs_nothing_else(comparison: Comparison) -> None:
 
 
 def test_figures_are_json_and_the_best_is_whole(comparison: Comparison, tmp_path: Path) -> None:
-    broken = compared(
-        tmp_path, "rollmux", 1.0, 8.0, a=fate(1.0), b=fate(1.0, ended="failed", reason="no\nmore")
-    )
-    found = Comparison("night", 2, "serial", [*comparison.runs, broken]).as_dict()
+    broken = side(tmp_path, "rollmux", 1.0, a=fate(1.0), b=fate(1.0, ended="failed", reason="no\nmore"))
+    found = Comparison("night", 2, comparison.baseline, [*comparison.runs, broken]).as_dict()
     assert json.loads(json.dumps(found)) == found
     assert (found["best"], found["against"], found["simulated"]) == ("jigsaw", "serial", False)
     rollmux = found["policies"][2]
@@ -82,12 +86,46 @@ def test_figures_are_json_and_the_best_is_whole(comparison: Comparison, tmp_path
 
 
 def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
-    alone = Comparison(
-        "x", 2, "jigsaw", [compared(tmp_path, "jigsaw", 4.0, 1.0, a=fate(4.0, None, same=None))]
-    )
-    (run,) = alone.runs
+    run = side(tmp_path, "jigsaw", 4.0, a=fate(4.0, None, same=None))
+    alone = Comparison("x", 2, run, [run])
     assert (run.mean_slowdown, run.worst_slowdown, run.rewards) == (None, None, "")
     assert "|jigsaw|4.0 s|100.0|1.00×|62%|Time until" in Page(comparison_page(alone)).sections["policies"]
+
+
+def test_of_equals_the_best_is_the_one_that_slows_pipelines_down_least(tmp_path: Path) -> None:
+    early, late = (
+        side(tmp_path, name, 8.0, a=fate(seconds)) for name, seconds in (("rlix", 4.0), ("greedy", 6.0))
+    )
+    assert [Comparison("x", 2, late, runs).best for runs in ([early, late], [late, early])] == ["rlix"] * 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "ended", "kept"),
+    [
+        ({}, "finished", None),
+        ({"max_slowdown": 2.0}, "finished", True),
+        ({"max_slowdown": 1.9}, "finished", False),
+        ({"deadline": 8.0, "max_slowdown": 1.9}, "finished", False),
+        ({"deadline": 7.9}, "finished", False),
+        ({"deadline": 8.0}, "failed", False),
+        ({"max_slowdown": 2.0}, "failed", None),
+    ],
+)
+def test_what_was_asked_of_a_pipeline_was_kept_or_not(
+    asked: dict[str, float], ended: str, kept: bool | None
+) -> None:
+    assert replace(fate(8.0, ended=ended), **asked).kept is kept
+
+
+def test_a_simulated_side_says_what_a_real_one_says(comparison: Comparison, tmp_path: Path) -> None:
+    (tmp_path / "mix.yaml").write_text("pipelines: {a: {workload: gsm8k_qwen3-4b, steps: 2}}\nworkers: 4\n")
+    scene = scene_of(load_mix(tmp_path / "mix.yaml"))
+    simulated, real = compared(scene, ["serial"]).as_dict(), comparison.as_dict()
+    assert (simulated["simulated"], simulated["against"], simulated["best"]) == (True, "serial", "serial")
+    (one,), other = simulated["policies"], real["policies"][0]
+    assert (simulated.keys(), one.keys()) == (real.keys(), other.keys())
+    assert one["pipelines"]["a"].keys() == other["pipelines"]["b"].keys()
+    assert one["ratio"] == one["throughput_vs_serial"] == one["mean_slowdown"] == 1.0
 
 
 @pytest.mark.slow

@@ -151,8 +151,8 @@ def test_the_table_of_a_comparison_has_the_share_if_it_is_worth_a_column(
         name: run(tmp_path / name, [{"reward/mean": 0.5, "response_length/clip_ratio": each}])
         for name, each in steps.items()
     }
-    made = SimpleNamespace(log=SimpleNamespace(summaries=summaries))
-    best = SimpleNamespace(policy="jigsaw", fates=steps, made=made)
+    log = SimpleNamespace(summaries=summaries)
+    best = SimpleNamespace(policy="jigsaw", fates=steps, log=log)
     table = learned(SimpleNamespace(runs=[best], best="jigsaw"))
     assert [str(column.header) for column in table.columns][-2:] == heads
     assert list(table.columns[-1].cells) == (["75%", ""] if share else ["0.500", "0.500"])

@@ -1,5 +1,3 @@
-import gzip
-import json
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from jigsawrl.errors import JigsawError
 from jigsawrl.telemetry import jsonl
 from jigsawrl.telemetry.events import SUBSTAGES, EventLog
-from jigsawrl.telemetry.timeline import WAITS, Span, chrome_trace, read_spans, write_chrome_trace
+from jigsawrl.telemetry.timeline import WAITS, Span, chrome_trace, read_spans
 
 RECORD = {
     "event": "substage",
@@ -150,15 +148,6 @@ def test_every_span_is_on_each_of_its_workers_and_no_track_overlaps(spans: list[
         if event["ph"] == "X":
             tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
     assert all(a[1] <= b[0] for pieces in tracks.values() for a, b in pairwise(pieces))
-
-
-def test_a_trace_is_written_whole_plain_or_compressed(tmp_path: Path) -> None:
-    write_chrome_trace(STEP, tmp_path / "timeline.json")
-    write_chrome_trace(STEP, tmp_path / "timeline.json.gz")
-    plain = (tmp_path / "timeline.json").read_bytes()
-    assert json.loads(plain) == chrome_trace(STEP)
-    assert gzip.decompress((tmp_path / "timeline.json.gz").read_bytes()) == plain
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["timeline.json", "timeline.json.gz"]
 
 
 def test_a_run_without_spans_has_an_empty_trace() -> None:
