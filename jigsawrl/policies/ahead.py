@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from jigsawrl.phases.roll_forward import roll_forward
+from jigsawrl.phases.roll_forward import TOGETHER_S, roll_forward
 from jigsawrl.phases.turns import NEVER, ROLLOUT, TRAINING, Order, PhasedJob
 from jigsawrl.policies.prospect import LATE, lateness
 from jigsawrl.policies.starts import engine_bytes
@@ -84,11 +84,47 @@ def score(jobs: Sequence[PhasedJob], now: float, first: Iterable[PhasedJob], ord
     moments = roll_forward(going, order, float("inf"), now, starts)
     for now, ended, _ in islice(moments, MOMENTS + 1):
         late += sum([max(0.0, now - job.due) for job in ended if not job.steps])
-    for job, before in zip(going, jobs, strict=True):
+    return (
+        now
+        + least_left([job for job in going if job.steps], now)
+        + LATE * (late + _late(going, jobs, since, now))
+    )
+
+
+def end_if_shared(jobs: Sequence[PhasedJob], parts: Sequence[tuple[float, ...]], now: float) -> float:
+    """When all work would be done if every phase started as soon as it is ready, and phases divided their workers;
+    more if one is late. `parts` are the parts of its time in which each phase of each job is at work, and does not
+    wait for tools."""
+    going, since, late = [job.copy() for job in jobs], now, 0.0
+    part = dict(zip(going, parts, strict=True))
+    left = {job: job.seconds[job.phase] if job.ends is None else job.ends - now for job in going}
+    for _ in range(MOMENTS):
+        crowds = {job: sum([part[o][o.phase] for o in left if o.needed & job.needed]) for job in left}
+        if not crowds:
+            break
+        elapsed = min([seconds * max(1.0, crowds[job]) for job, seconds in left.items()])
+        now += elapsed
+        for job, crowd in crowds.items():
+            left[job] -= elapsed / max(1.0, crowd)
+            if left[job] <= TOGETHER_S:
+                job.end(now)
+                left[job] = job.seconds[job.phase]
+                if not job.steps:
+                    late += max(0.0, now - job.due)
+                    del left[job]
+    for job, seconds in left.items():
+        job.ends = now + seconds
+    return now + least_left(list(left), now) + LATE * (late + _late(going, jobs, since, now))
+
+
+def _late(going: Sequence[PhasedJob], before: Sequence[PhasedJob], since: float, now: float) -> float:
+    """Seconds by which jobs with steps left to make are predicted to be late, by what they have done since then."""
+    late = 0.0
+    for job, was in zip(going, before, strict=True):
         if job.steps:
             left = job.left_in_all(now)
-            late += lateness(job.due, now, now - since, before.left_in_all(since) - left, left)
-    return now + least_left([job for job in going if job.steps], now) + LATE * late
+            late += lateness(job.due, now, now - since, was.left_in_all(since) - left, left)
+    return late
 
 
 def least_left(jobs: Sequence[PhasedJob], now: float) -> float:

@@ -62,10 +62,17 @@ class Jigsaw:
     def decide(self, state: State, changes: list[Change]) -> list[Action]:
         pipelines = state.unfinished()
         if self.lookahead and merely_divided(state.table) and all(p.apart for p in pipelines):
-            return turns_of(state, pipelines, None)  # nothing is gained by sharing a worker of a pool
+            return self._in_pools(state, pipelines)
         if self.lookahead and self.fill and many(state, pipelines):
             return self._in_groups(state, changes)
         return self._decide(state, changes)
+
+    def _in_pools(self, state: State, pipelines: list[Pipeline]) -> list[Action]:
+        """In turns, or all at once, on the workers of pools that are merely divided by those who share them."""
+        actions = turns_of(state, pipelines, None, shares=self.fill, gathers=self.merge)
+        moves = [action for action in actions if isinstance(action, Migrate)]
+        starts = [action for action in actions if isinstance(action, Start)]
+        return [*moves, *shared(state, starts, equal, {lane for move in moves for lane in move.lanes})]
 
     def _in_groups(self, state: State, changes: list[Change]) -> list[Action]:
         """Groups where something happened decide, and those where somebody waits and nobody runs, or whose turn it is

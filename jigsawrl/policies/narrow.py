@@ -7,8 +7,14 @@ with the least work before them.
 
 from __future__ import annotations
 
+from math import ceil
+
 from jigsawrl.policies.starts import generating_bytes, training_bytes
 from jigsawrl.policies.state import Pipeline, State
+
+AT_ONCE = 4
+"""Phases that keep a worker busy if none waits for tools: while one ends and reports, others compute. Of 24 real
+pipelines on two cores (`benchmarks/many.py`) 4 at once on each took 47 s, 2 took 51 and all 50."""
 
 
 def few_workers(state: State, pipeline: Pipeline, workers: int) -> int:
@@ -20,6 +26,13 @@ def few_workers(state: State, pipeline: Pipeline, workers: int) -> int:
     at_once = sum(_busy_part(each) for each in state.unfinished())
     few = min(workers, tp * max(1, round(workers / tp / max(at_once, 1.0))))
     return few if few * outlook.busy_seconds(few) <= workers * outlook.busy_seconds(workers) else workers
+
+
+def most_on_each(state: State) -> int:
+    """Number of phases on one worker above which no other starts there: as many as keep it busy, though some of them
+    wait for tools. More would only keep each other from the caches, and leave less to spread evenly at the end."""
+    parts = [_busy_part(each) for each in state.unfinished()]
+    return ceil(AT_ONCE * len(parts) / max(sum(parts), 1e-9))
 
 
 def _busy_part(pipeline: Pipeline) -> float:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from jigsawrl.graph.interference import Interference, company, merely_divided, mix_freely
 from jigsawrl.phases.ids import PhaseId
-from jigsawrl.policies.narrow import few_workers, work_on
+from jigsawrl.policies.narrow import few_workers, most_on_each, work_on
 from jigsawrl.policies.rule import Choice, Parts, Rule, Sparing, part_of, roomiest
 from jigsawrl.policies.starts import needs, places_on, start_on
 from jigsawrl.policies.state import Migrate, Phase, Place, Start, State
@@ -220,7 +220,9 @@ class Planner:
         """Where the rule has a phase start: on the first of these that can be."""
         if rule.parts:
             return (dict(rule.parts)[phase.pipeline.name] if phase.generates else "beside",)
-        return (rule.sparing,) if rule.sparing else rule_of(self.state.table)
+        if rule.sparing:
+            return (rule.sparing,)
+        return rule_of(self.state.table) if self.fill else ("free",)
 
     def _start(self, phase: Phase, option: Option, room: Room, by_rule: bool, part: float) -> Start | None:
         """Its start there, entered into the room; None if that cannot be, or is not as the rule has it."""
@@ -245,7 +247,9 @@ class Planner:
             case "beside":
                 return roomy
             case "few":
-                least = sorted(home, key=lambda w: (room.work[w], w))
+                least = sorted(
+                    (w for w in home if load[w] < most_on_each(self.state)), key=room.work.__getitem__
+                )
                 return sorted(least[: few_workers(self.state, phase.pipeline, len(home))])
             case Sparing():
                 return self._spared(phase, roomy, room.held, option)
@@ -290,5 +294,5 @@ def round_times(first: float, last: float) -> list[float]:
 def rule_of(table: Interference) -> tuple[Option, ...]:
     """Where a waiting phase goes: the first of these that can be."""
     if merely_divided(table):
-        return "few", "beside"
+        return ("few",)
     return ("beside",) if mix_freely(table) else ("free", "beside")

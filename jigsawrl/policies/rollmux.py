@@ -25,7 +25,8 @@ from itertools import product
 
 from jigsawrl.phases.rounds import Turn, unsaturated
 from jigsawrl.phases.turns import AS_READY, ORDERS, ROUND_ROBIN, Order, OrderName, PhasedJob, starting
-from jigsawrl.policies.ahead import LEAST_SLACK, MOST_WORK, SHORTEST, jobs_of, score
+from jigsawrl.policies.ahead import LEAST_SLACK, MOST_WORK, SHORTEST, end_if_shared, jobs_of, score
+from jigsawrl.policies.concurrent import start_all
 from jigsawrl.policies.gathering import gathered
 from jigsawrl.policies.starts import places_on, start_on
 from jigsawrl.policies.state import Action, Change, Pipeline, Place, State
@@ -66,9 +67,19 @@ class RollMux:
         return actions
 
 
-def turns_of(state: State, pipelines: list[Pipeline], promised: OrderName | None) -> list[Action]:
-    """Who may start in pools of their own, one pipeline at a time on each worker: by the order that was promised, or
-    else by the usual one unless another start is predicted to be better."""
+def turns_of(
+    state: State,
+    pipelines: list[Pipeline],
+    promised: OrderName | None,
+    *,
+    shares: bool = False,
+    gathers: bool = True,
+) -> list[Action]:
+    """Which phases may start in pools of their own, one at a time on each worker: by the order that was promised, or
+    else by the usual one unless another start is predicted to be better.
+
+    With `shares` all start that can, and divide their workers, where all work is predicted to end sooner by that.
+    """
     jobs = jobs_of(state, pipelines)
     if promised:
         by: Sequence[Order] = [ORDERS[promised]]
@@ -76,9 +87,20 @@ def turns_of(state: State, pipelines: list[Pipeline], promised: OrderName | None
     else:
         by = [ROUND_ROBIN if in_rounds(pipelines) else AS_READY, *orders(jobs)]
         goes = chosen(jobs, state.now, by[0])
+    if shares and jobs:
+        in_turns = min(score(jobs, state.now, goes, order) for order in by)
+        parts = [(part_at_work(state.pipelines[job.name]), 1.0) for job in jobs]
+        if end_if_shared(jobs, parts, state.now) < in_turns - GAIN * (in_turns - state.now):
+            return [*start_all(state)]
     phases = [state.pipelines[job.name].current for job in goes]
     starts = [start for phase in phases if (start := start_on(state, phase, phase.home))]
-    return [*starts, *(gathered(state, jobs, goes, by) if len(jobs) <= FEW else ())]
+    return [*starts, *(gathered(state, jobs, goes, by) if gathers and len(jobs) <= FEW else ())]
+
+
+def part_at_work(pipeline: Pipeline) -> float:
+    """Part of its rollouts' time in which engines do not wait for tools."""
+    shape = pipeline.outlook.shape
+    return max(0.0, 1 - shape.tool_seconds * (shape.turns - 1) / pipeline.rollout_seconds())
 
 
 def orders(jobs: Sequence[PhasedJob]) -> tuple[Order, ...]:
