@@ -369,7 +369,7 @@ class World:
             self.seen[f"action {type(action).__name__}"] += 1
             match action:
                 case Migrate(name):
-                    phase = self.core.state.phase(self.owners[action.lanes[0]])
+                    phase = self._moved(action)
                     self._tell(
                         self.drivers[name],
                         self.drivers[name].gather,
@@ -382,6 +382,12 @@ class World:
         paused = [lane for lane in lanes.values() if lane.paused]
         if paused or self.still:
             self._stand(paused)
+
+    def _moved(self, move: Migrate) -> Phase:
+        """The phase whose tails move; it may have begun in this very turn, under an earlier permit."""
+        begun = (phase for phase in self.core.begun if phase.generates and phase.id.pipeline == move.pipeline)
+        owner = self.owners.get(move.lanes[0])
+        return self.core.state.phase(owner) if owner else next(begun)
 
     def _stand(self, paused: list[Any]) -> None:
         self.still = bool(paused)
