@@ -13,8 +13,8 @@ from jigsawrl.policies.starts import generating_bytes, training_bytes
 from jigsawrl.policies.state import Pipeline, State
 
 AT_ONCE = 4
-"""Phases that keep a worker busy if none waits for tools: while one ends and reports, others compute. Of 24 real
-pipelines on two cores (`benchmarks/many.py`) 4 at once on each took 47 s, 2 took 51 and all 50."""
+"""Phases that keep a worker busy if none waits for tools: while one ends and reports, others compute. What
+24 real pipelines took on two cores was within noise of each other with 2, 4 and all at once on each (47 to 51 s)."""
 
 
 def few_workers(state: State, pipeline: Pipeline, workers: int) -> int:
@@ -30,7 +30,7 @@ def few_workers(state: State, pipeline: Pipeline, workers: int) -> int:
 
 def most_on_each(state: State) -> int:
     """Number of phases on one worker above which no other starts there: as many as keep it busy, though some of them
-    wait for tools. More would only keep each other from the caches, and leave less to spread evenly at the end."""
+    wait for tools. With more of them less is left to spread evenly at the end."""
     parts = [_busy_part(each) for each in state.unfinished()]
     return ceil(AT_ONCE * len(parts) / max(sum(parts), 1e-9))
 
